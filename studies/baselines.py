@@ -271,7 +271,7 @@ class DiffRate(Baseline):
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):
         super().__init__(width, grid, **settings)
-        rates = read_json(RATES)
+        rates = read_json(RATES, dict)
         before = (rates["patches"], *rates["kept"])
         self.unpruned = dict(zip(before, rates["unpruned"], strict=False))
 

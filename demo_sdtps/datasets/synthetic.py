@@ -5,10 +5,15 @@ from pathlib import Path
 
 from demo_sdtps.datasets import rgbnt201
 from demo_sdtps.datasets.base import Reader, Sample
-from demo_sdtps.runtime.files import read_json
+from demo_sdtps.runtime.files import has_form, read_json
 
 FOLDER = "synthetic"
 MARKER = "synthetic.json"  # file that demo-sdtps synthetic writes into its data sets
+
+FORM = {
+    "triplets": {"train_171": int, "test": int},
+    "arguments": {"identities": int, "test_identities": int},
+}
 
 
 def locate(root: Path) -> Path:
@@ -21,15 +26,14 @@ def locate(root: Path) -> Path:
 
 def synthetic_counts(folder: Path) -> dict[str, dict[str, int]] | None:
     """The counts of the data set in a folder by split, as demo-sdtps synthetic has noted them; None for any other data."""
-    marker = read_json(folder / MARKER)
-    try:
-        triplets, arguments = marker["triplets"], marker["arguments"]
-        train, test = (
-            {"triplets": triplets[split], "identities": arguments[flag]}
-            for split, flag in (("train_171", "identities"), ("test", "test_identities"))
-        )
-    except (TypeError, LookupError):
+    marker = read_json(folder / MARKER, dict)
+    if not has_form(marker, FORM):  # of vehicles or shapes
         return None
+    triplets, arguments = marker["triplets"], marker["arguments"]
+    train, test = (
+        {"triplets": triplets[split], "identities": arguments[flag]}
+        for split, flag in (("train_171", "identities"), ("test", "test_identities"))
+    )
     return {"train": train, "query": test, "gallery": test}
 
 

@@ -13,11 +13,25 @@ from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
 from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.evaluation.protocol import TestData
+from demo_sdtps.modeling.checkpoints.records import NUMBER
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 METRICS, RECORD = "metrics.json", "run.json"
 """Names of the files in OUTPUT_DIR with a record of each epoch, and with seed, commit and versions."""
+EPOCH = {
+    "epoch": int,
+    "loss": (None, NUMBER),
+    "accuracy": (None, NUMBER),
+    "patterns": (None, {str(one): {"mAP": NUMBER, "Rank-1": NUMBER} for one in RETURN_PATTERNS}),
+}
+RUN = {
+    **dict.fromkeys(("status", "id", "commit"), (None, str)),
+    "versions": (None, dict),
+    "machine": (None, {"threads": (None, int)}),
+    "resumptions": (None, list),
+}
+"""Forms (`has_form`) of a record of an epoch, and of a run."""
 RANKS = (1, 5, 10)
 MEASURES = ("mAP", *(f"Rank-{k}" for k in RANKS))
 NAME_WIDTH, CASE_WIDTH = 16, 18
@@ -31,13 +45,17 @@ is the true positive rate at a false positive rate of 0.001."""
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """The records of a run's metrics.json, one for each epoch; [] without such a file."""
-    records = read_json(folder / METRICS, [])
-    return [record for record in records if isinstance(record, dict) and "epoch" in record]
+    return read_json(folder / METRICS, [EPOCH], [])
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The record of a run's run.json; {} without such a file."""
+    return read_json(folder / RECORD, RUN, {})
 
 
 def evaluated_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records of epochs after which the model was evaluated."""
-    return [record for record in records if "patterns" in record]
+    return [record for record in records if record.get("patterns")]
 
 
 def reid_record(rankings: Mapping[int, Ranking]) -> dict[str, dict[str, float]]:

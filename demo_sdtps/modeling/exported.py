@@ -14,7 +14,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WITHOUT_EFFECT
 from demo_sdtps.config.load import StoredText, flatten, parse_yaml
+from demo_sdtps.modeling.checkpoints.records import NUMBER, ORIGIN, PATTERN
 from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.files import has_form
 from demo_sdtps.runtime.threads import THREADS, cpu_cores
 
 SUFFIXES = (".onnx", ".xml")
@@ -29,8 +31,18 @@ HINTS = {"off": "f32", "bf16": "bf16", "fp16": "f16"}
 FIXED = ("INPUT.SIZE_TEST", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD", "TEST.NECK_FEAT")
 """Keys beside those of MODEL whose values are part of the graph."""
 
-KEYS = {"input", "modalities", "size", "mean", "std", "cameras", "columns", "config", "origin"}
-"""Of the record of a file."""
+FORM = {
+    "input": str,
+    "modalities": [str],
+    "size": [int],
+    "mean": [NUMBER],
+    "std": [NUMBER],
+    "cameras": int,
+    "columns": {PATTERN: [int]},
+    "config": str,
+    "origin": ORIGIN,
+}
+"""Of the record of a file (`has_form`)."""
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
@@ -61,8 +73,10 @@ class ExportedModel:
         threads = threads or int(os.environ.get(THREADS) or cpu_cores())
         self.path = Path(path)
         text, self.run = _open(self.path, amp, threads)
-        self.about: dict[str, Any] = parse_record(text) or {}
-        if not self.about.keys() >= KEYS:
+        self.about: dict[str, Any] = {}
+        with suppress(ValueError, RecursionError):
+            self.about = json.loads(text)
+        if not has_form(self.about, FORM):
             raise UserError(
                 f"The model {path} has no record of demo-sdtps; export the checkpoint again, by demo-sdtps export."
             )
@@ -157,14 +171,6 @@ def _open(path: Path, amp: str, threads: int) -> tuple[str, Run]:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"The model {path} cannot be read ({reason}); export it again.") from None
     return text, run
-
-
-def parse_record(text: str) -> dict[str, Any] | None:
-    """A text that is a JSON object; None for any other."""
-    with suppress(ValueError):
-        record = json.loads(text)
-        return record if isinstance(record, dict) else None
-    return None
 
 
 def _open_onnx(path: Path, amp: str, threads: int) -> tuple[str, Run]:

@@ -33,7 +33,7 @@ def run_config(run: Path) -> StoredText:
 def draw_curves(records: list[dict], path: Path) -> Path:
     """Loss and accuracy on the left, mAP and Rank-1 per return pattern on the right."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
-    trained = [record for record in records if "loss" in record]
+    trained = [record for record in records if None not in map(record.get, ("loss", "accuracy"))]
     epochs = [record["epoch"] for record in trained]
     left.plot(epochs, [record["loss"] for record in trained], color=ink(), marker=".")
     left.set(xlabel="epoch", ylabel="training loss (solid)", title="training")

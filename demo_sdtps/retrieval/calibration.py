@@ -18,6 +18,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.common import FALSE_ACCEPT, FALSE_ACCEPT_RATES
 from demo_sdtps.evaluation.distances import set_name
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint
+from demo_sdtps.modeling.checkpoints.records import CALIBRATION
 from demo_sdtps.retrieval.features import modality_mask
 from demo_sdtps.retrieval.origin import model_keys
 from demo_sdtps.runtime.files import read_json, sha256
@@ -25,8 +26,6 @@ from demo_sdtps.runtime.files import read_json, sha256
 logger = logging.getLogger(__name__)
 FEWEST = 10  # pairs of one identity that a fit has, and of different ones that a threshold accepts
 BINS = 15  # of the calibration error
-RECORD = ("checkpoint_sha256", "settings", "patterns")  # what a model reads of a calibration
-FITTED = ("slope", "offset", "limits")  # what it reads of two sets
 
 Pairs = tuple[np.ndarray, np.ndarray]
 """Distances, (n,), of the pairs of triplets of one identity by different cameras, and of those of different identities."""
@@ -98,7 +97,7 @@ class Calibration:
         ]
         if rate not in (*known, FALSE_ACCEPT):
             raise UserError(
-                f"A false acceptance of {rate:g} is none of this calibration ({', '.join(f'{one:g}' for one in known)}); give "
+                f"A false acceptance of {rate} is none of this calibration ({', '.join(f'{one:g}' for one in known)}); give "
                 "one of these, or calibrate on more images for a smaller one."
             )
 
@@ -161,17 +160,14 @@ def stored_calibration(checkpoint: Checkpoint) -> dict[str, Any] | None:
     path = calibration_file(checkpoint.path)
     if not path.exists():
         return checkpoint.origin.get("calibration")
-    record = read_json(path, {})
-    fits = [fit for sets in record.get("patterns", {}).values() for fit in sets.values()]
-    if not record.keys() >= {*RECORD} or not all(fit.keys() >= {*FITTED} for fit in fits):
-        raise UserError(f"{path} is no calibration; run demo-sdtps calibrate again, or remove it.")
+    record = read_json(path, CALIBRATION, {}, "run demo-sdtps calibrate again, or remove it")
     if record["checkpoint_sha256"] != sha256(checkpoint.path):
         logger.warning(
             "%s is of other weights, and is not used; run demo-sdtps calibrate again with --overwrite.",
             path,
         )
         return None
-    return {name: record[name] for name in RECORD}
+    return {name: record[name] for name in CALIBRATION}
 
 
 def make_calibrations(record: Mapping[str, Any] | None, cfg: CfgNode) -> dict[int, Calibration]:

@@ -23,6 +23,7 @@ from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import (
+    SAVED_FORM,
     Checkpoint,
     load_weights,
     read_checkpoint,
@@ -31,7 +32,7 @@ from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.runtime.device import choose_device
-from demo_sdtps.runtime.files import read_json
+from demo_sdtps.runtime.files import has_form
 
 logger = logging.getLogger(__name__)
 FEW = 256  # triplets up to which no loading processes are started
@@ -55,7 +56,7 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     folder = checkpoint.path.parent
     records = tables.evaluated_records(tables.read_records(folder))
     metrics = {record["epoch"]: record["patterns"] for record in records}
-    run = read_json(folder / tables.RECORD, {})
+    run = tables.read_run(folder)
     commit = run.get("commit") and run["commit"] + (", changed" if run.get("changed") else "")
     return {
         "commit": commit,
@@ -90,7 +91,9 @@ class Extractor(
         origin: dict[str, Any] | None = None,
     ):
         super().__init__()
-        if not settings:  # `from_pretrained` passes what config.json has
+        arguments = {"settings": settings, "num_class": num_class, "camera_num": camera_num}
+        # `from_pretrained` passes what config.json has
+        if not (settings and has_form({**arguments, "origin": origin}, SAVED_FORM)):
             raise UserError(
                 "There is no configuration of the model; give a folder or a repository that save_pretrained or "
                 "push_to_hub has written, with its config.json."
@@ -154,7 +157,9 @@ class Extractor(
             if name not in UNSHARED and value != default[name]
         ]
         metrics = {
-            pattern: {name: row[name] for name in tables.MEASURES}  # config.json sorts them
+            pattern: {
+                name: row[name] for name in tables.MEASURES if name in row
+            }  # config.json sorts them
             for pattern, row in (self.origin.get("metrics") or {}).items()
         }
         images = ", ".join(f'{name.lower()}="{name.lower()}.jpg"' for name in self.model.modalities)

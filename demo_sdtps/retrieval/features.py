@@ -26,6 +26,23 @@ def decode_present(codes: Any) -> np.ndarray:
     return (np.asarray(codes)[..., None] & CODES) > 0
 
 
+def as_array(values: Any, what: str = "The features") -> np.ndarray:
+    """An array of numbers, also of those of a tensor, wherever it is and of whatever type."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        is_half = values.is_floating_point() and values.itemsize < np.float32().itemsize
+        values = values.float() if is_half else values
+    try:
+        array = np.asanyarray(values)
+    except (TypeError, ValueError) as error:  # rows of several lengths, what is no array
+        raise UserError(f"{what} are no array ({error}); give what features(…) returns.") from None
+    if array.dtype.kind not in "biuf":
+        raise UserError(
+            f"{what} are of the type {array.dtype}, but must be numbers; give what features(…) returns."
+        )
+    return array
+
+
 class Nearest(NamedTuple):
     """Gallery rows (Q, top) int64, nearest first, and their distances (Q, top) float32; row -1, at infinity, is none."""
 
@@ -56,7 +73,10 @@ class Features(np.ndarray):
     _stated: tuple[np.ndarray, np.ndarray] | None = None  # checksums of rows, and their `present`
 
     def __new__(cls, values: np.ndarray, present: np.ndarray) -> "Features":
-        features, codes = np.array(values, np.float32).view(cls), np.asarray(present)
+        features, codes = (
+            np.array(as_array(values), np.float32).view(cls),
+            as_array(present, "The codes"),
+        )
         if features.ndim != 2 or codes.shape != features.shape[:1]:
             raise UserError(
                 f"The features have the shape {features.shape}, and what is present in them {codes.shape}; give "

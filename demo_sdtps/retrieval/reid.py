@@ -16,6 +16,7 @@ from demo_sdtps.config.common import FALSE_ACCEPT, TOP
 from demo_sdtps.retrieval.features import (
     Features,
     Hits,
+    as_array,
     decode_present,
     encode_present,
     modality_mask,
@@ -112,6 +113,7 @@ class Reid(ABC):
         """
         from demo_sdtps.evaluation.distances import set_distances
 
+        a, b = as_array(a), as_array(b)
         check_shapes(a, b)
         comparison = self._comparison(self._matching_patterns(a))
         return set_distances(comparison, self._side(a), self._side(b), measure_exactly).numpy()
@@ -148,6 +150,7 @@ class Reid(ABC):
         from demo_sdtps.retrieval.table import Rows
 
         stored: Gallery
+        query = as_array(query)
         if isinstance(gallery, (str, Path)):
             stored, patterns = self._open_table(query, gallery, where)
         elif where is not None:
@@ -155,6 +158,7 @@ class Reid(ABC):
                 "where needs a gallery that is a table, but this one is an array; give a table's place, or select rows."
             )
         else:
+            gallery = as_array(gallery)
             check_shapes(query, gallery)
             features, present = self._side(gallery)
             check_finite(features, "features of the gallery")
@@ -162,9 +166,10 @@ class Reid(ABC):
                 Gallery(array_blocks(features.numpy()), present),
                 self._matching_patterns(query),
             )
-        if top < 1 or not len(stored):
+        is_whole = isinstance(top, (int, np.integer)) and not isinstance(top, bool)
+        if not is_whole or top < 1 or not len(stored):
             raise UserError(
-                f"top is {top}, and the gallery has {len(stored)} triplets; both must be at least 1."
+                f"top is {top!r}, and the gallery has {len(stored)} triplets; both must be whole numbers of at least 1."
             )
         comparison, side = self._comparison(patterns), self._side(query)
         alone = find_incomparable(comparison, side[1], stored.present)
@@ -177,7 +182,7 @@ class Reid(ABC):
         calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
         if calibration:
             calibration.check_rate(false_accept)
-        top = min(top, len(stored))
+        top = min(int(top), len(stored))
         hits = search_sets(comparison, side, stored, top, nearest, calibration, false_accept)
         if isinstance(stored, Rows):
             hits.names = stored.names(hits.rows)
@@ -204,16 +209,16 @@ class Reid(ABC):
             )
         cfg = with_values(self.cfg, {"TEST.WEIGHT": self.weights})
         check_origin(table.place, table.facts, describe_features(cfg, pattern), advice)
-        if np.shape(query)[1:] != (table.width,):
+        if query.shape[1:] != (table.width,):
             raise UserError(
-                f"The queries have the shape {np.shape(query)}, but the features in {place} are of return pattern {pattern} "
+                f"The queries have the shape {query.shape}, but the features in {place} are of return pattern {pattern} "
                 f"and {table.width} columns; give what features(…, return_pattern={pattern}) returns."
             )
         return table.read(where, (), not table.facts["normalised"]), [pattern]
 
     def _matching_patterns(self, features: np.ndarray) -> list[int]:
         """The return patterns that have the width of features."""
-        return [number for number, width in self.widths.items() if width == np.shape(features)[1]]
+        return [number for number, width in self.widths.items() if width == features.shape[1]]
 
     def _comparison(self, patterns: Sequence[int]) -> "Comparison":
         """How features of the first of these return patterns are compared: by all columns where there is none."""
@@ -225,10 +230,6 @@ class Reid(ABC):
         """Features, and what is present in them; in other arrays all that the model reads."""
         import torch
 
-        if np.asanyarray(features).dtype.kind not in "biuf":
-            raise UserError(
-                f"The features are of the type {features.dtype}, but must be numbers; give what features(…) returns."
-            )
         # torch takes no array that runs backwards
         values = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         present = getattr(features, "present", None)
@@ -296,9 +297,9 @@ def list_images(items: Items) -> list[ImageLike]:
 
 def check_shapes(one: np.ndarray, other: np.ndarray) -> None:
     """Raise `UserError` for arrays other than (n, D) and (m, D)."""
-    if not (np.ndim(one) == np.ndim(other) == 2 and np.shape(one)[1] == np.shape(other)[1]):
+    if not (one.ndim == other.ndim == 2 and one.shape[1] == other.shape[1]):
         raise UserError(
-            f"The features have the shapes {np.shape(one)} and {np.shape(other)}, but must be (n, D) and (m, D); "
+            f"The features have the shapes {one.shape} and {other.shape}, but must be (n, D) and (m, D); "
             "give what features(…) returns, of one return pattern."
         )
 

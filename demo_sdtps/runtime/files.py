@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -144,13 +145,38 @@ def sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path, default: Any = None) -> Any:
-    """Content of a JSON file; `default` for one that is missing, damaged, or of another type than it."""
+def has_form(content: object, form: Any) -> bool:
+    """Whether what JSON holds has a form: a type; [form], a list of it; {name: form}, an object with these;
+    {pattern: form}, one whose names a regular expression matches; (form, form), one of several. None is null or absent."""
+    if isinstance(form, tuple):
+        return any(has_form(content, one) for one in form)
+    if isinstance(form, list):
+        return isinstance(content, list) and all(has_form(each, form[0]) for each in content)
+    if isinstance(form, dict):
+        if not isinstance(content, dict):
+            return False
+        (first, inner), *_ = form.items()
+        if isinstance(first, re.Pattern):
+            return all(first.fullmatch(name) and has_form(content[name], inner) for name in content)
+        return all(has_form(content.get(name), one) for name, one in form.items())
+    return content is None if form is None else isinstance(content, form)
+
+
+def read_json(path: Path, form: Any, default: Any = None, advice: str = "") -> Any:
+    """Content of a JSON file of a form (`has_form`), `default` where there is none. A file that is damaged or has another form
+    is refused with `advice`; without it it counts as missing, with a warning."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError):
         return default
-    return content if default is None or isinstance(content, type(default)) else default
+    except (OSError, ValueError, RecursionError):
+        content = None
+    if content is not None and has_form(content, form):
+        return content
+    if advice:
+        raise UserError(f"{path} is damaged, or not as this version writes it; {advice}.")
+    logger.warning("%s is damaged, or not as this version writes it, and counts as missing.", path)
+    return default
 
 
 def write_json(path: Path, content: object) -> None:

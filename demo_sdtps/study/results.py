@@ -9,9 +9,15 @@ from typing import Any
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.selection import COMPLETE
+from demo_sdtps.modeling.checkpoints.records import ANY, MEASURED
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 EVALUATION = "evaluation"
+FORM = {
+    "title": str,
+    "patterns": [int],
+    "variants": [{"name": str, "runs": {ANY: {"patterns": (None, MEASURED)}}}],
+}
 INCOMPLETE = [case for case in CASES if case != COMPLETE]
 
 
@@ -63,8 +69,8 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 def read_result(path: Path) -> dict[str, Any]:
     """Content of the result of a study."""
-    result, keys = read_json(path), {"variants", "patterns", "title"}
-    if not isinstance(result, dict) or not keys <= result.keys():
+    result = read_json(path, FORM)
+    if not (result and result["variants"]):
         raise UserError(
             f"{path} is no result of demo-sdtps study, such as docs/results/slimming.json; give another --json."
         )

@@ -21,7 +21,7 @@ from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.evaluation.operations import count_macs, dense_macs
 from demo_sdtps.evaluation.selection import selects_patches
-from demo_sdtps.evaluation.tables import evaluated_records, read_records, write_tables
+from demo_sdtps.evaluation.tables import evaluated_records, read_records, read_run, write_tables
 from demo_sdtps.modeling import make_model
 from demo_sdtps.runtime.files import check_output_file, read_json
 from demo_sdtps.runtime.progress import progress
@@ -248,7 +248,7 @@ def is_done(output: Path) -> bool:
     """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
     record = output.parent / RECORD
     return (
-        read_json(record, {}).get("status") == FINISHED
+        read_run(output.parent).get("status") == FINISHED
         and output.exists()
         and output.stat().st_mtime >= record.stat().st_mtime
     )
@@ -257,7 +257,7 @@ def is_done(output: Path) -> bool:
 def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -> dict[str, Any]:
     """What a run gave; `reason` says why it failed, or ''."""
     folder = variant.run_folder(seed)
-    record = read_json(folder / RECORD, {})
+    record = read_run(folder)
     run = {key: record[key] for key in PROVENANCE if key in record}
     if reason:
         return run | {"failed": reason}
@@ -267,5 +267,5 @@ def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -
         last = str(study["return_patterns"][-1])
         run["curve"] = {one["epoch"]: one["patterns"][last]["mAP"] for one in records}
     for _, output in steps(variant, seed, study)[1:]:
-        run |= measurement(output.stem, read_json(output))
+        run |= measurement(output.stem, read_json(output, dict))
     return run

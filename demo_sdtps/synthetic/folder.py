@@ -91,8 +91,7 @@ def make_data_set(
 
 def read_marker(target: Path) -> Recipe | None:
     """The marker that a tool wrote to `target`; None where there is none."""
-    marker = read_json(target / MARKER)
-    return marker if isinstance(marker, dict) and "version" in marker else None
+    return read_json(target / MARKER, {"version": int})
 
 
 def _check_free(target: Path, overwrite: bool) -> None:

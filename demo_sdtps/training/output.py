@@ -10,10 +10,10 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.tables import METRICS, RECORD
+from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.runtime.distributed import is_main
 from demo_sdtps.runtime.errors import check_extra
-from demo_sdtps.runtime.files import atomic_write, read_json
+from demo_sdtps.runtime.files import atomic_write
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, LOG = "config.yml", "log.txt"
@@ -113,7 +113,7 @@ def _wandb(cfg: CfgNode) -> Iterator[WriteScalars]:
             name=output.name,
             dir=output,
             resume="allow",
-            id=read_json(output / RECORD, {}).get("id"),
+            id=read_run(output).get("id"),
             config=yaml.safe_load(cfg.dump()),
             settings=wandb.Settings(console="off", disable_git=True, silent=True),
         )

@@ -20,8 +20,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.datasets.unreadable import left_out
+from demo_sdtps.evaluation.tables import read_run
 from demo_sdtps.runtime.distributed import world_size
-from demo_sdtps.runtime.files import read_json, write_json
+from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.matmul import matmul_library
 from demo_sdtps.runtime.threads import threads_by_user
 from demo_sdtps.training.output import FINISHED, RECORD
@@ -55,7 +56,7 @@ def track_run(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> It
     if left_out:
         record["left_out"] = dict(left_out)
     if resumed:
-        record = with_resumption(record, read_json(path, {}), resumed)
+        record = with_resumption(record, read_run(path.parent), resumed)
     started = time.perf_counter()
     write_json(path, record)
     ended: dict[str, object] = {"status": FINISHED}
@@ -80,7 +81,7 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
     differences = [
         f"{name} {was} (now {record[section].get(name)})"
         for section in ("versions", "machine")
-        for name, was in before.get(section, {}).items()
+        for name, was in (before.get(section) or {}).items()
         if name != "device" and was is not None and was != record[section].get(name)
     ]
     if differences:
@@ -92,7 +93,7 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
     entry["checkpoint"] = resumed.path.name
     for name in ("command", "commit", "changed", "started", "versions", "machine"):
         entry[name] = record[name]
-    resumptions = [*before.get("resumptions", []), entry]
+    resumptions = [*(before.get("resumptions") or []), entry]
     whole = record | before | {"status": "running", "resumptions": resumptions}
     return {name: value for name, value in whole.items() if name not in ("error", "seconds")}
 
@@ -100,14 +101,14 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
 def restore_threads(output: Path) -> None:
     """Compute with as many threads as the run in `output` started with, unless the user has set their number: sums come out
     differently with another one. Processes of torchrun divide the cores in any case."""
-    threads = read_json(output / RECORD, {}).get("machine", {}).get("threads")
-    if threads and world_size() == 1 and not threads_by_user():
+    threads = (read_run(output).get("machine") or {}).get("threads") or 0
+    if threads > 0 and world_size() == 1 and not threads_by_user():
         torch.set_num_threads(threads)
 
 
 def mark_finished(output: Path) -> None:
     """Finish the record of a run that was killed after its last checkpoint."""
-    write_json(output / RECORD, read_json(output / RECORD, {}) | {"status": FINISHED})
+    write_json(output / RECORD, read_run(output) | {"status": FINISHED})
 
 
 def command() -> str:

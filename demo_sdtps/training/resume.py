@@ -15,9 +15,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten
 from demo_sdtps.config.schema import Schema
+from demo_sdtps.evaluation.tables import read_run
 from demo_sdtps.modeling.checkpoints.names import load_file
-from demo_sdtps.runtime.files import read_json
-from demo_sdtps.training.output import CONFIG, FINISHED, LAST, PREVIOUS, RECORD, run_files
+from demo_sdtps.training.output import CONFIG, FINISHED, LAST, PREVIOUS, run_files
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR",
@@ -142,7 +142,7 @@ def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
         changes = _changes(cfg, load_cfg(output / CONFIG, (), schema))
     except UserError:  # not a run's configuration
         return False
-    return not changes and read_json(output / RECORD, {}).get("status") != FINISHED
+    return not changes and read_run(output).get("status") != FINISHED
 
 
 def _changes(cfg: CfgNode, stored: CfgNode) -> dict[str, tuple[str, str]]:

@@ -303,7 +303,7 @@ def test_a_damaged_calibration_is_told(calibrated, refusal, files):
         calibration_file(path).write_text(text)
         words = ("--weight", path, "--gallery", files["rgb"][0].parents[1])
         sentence = refusal(search.main, *words, "--query", files["rgb"][0])
-        assert "is no calibration; run demo-sdtps calibrate again" in sentence
+        assert "run demo-sdtps calibrate again, or remove it" in sentence
 
 
 def test_many_images_of_few_identities_are_thinned_out():

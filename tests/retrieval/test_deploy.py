@@ -175,10 +175,14 @@ def test_files_that_cannot_be_used_are_named(exported, tmp_path):
     with pytest.raises(UserError, match=r"shape \(0, 5, 3\)"):
         demo_sdtps.load(exported[1]).features(rgb=np.zeros((0, 5, 3), np.uint8))
     plain = onnx.load(exported[1])
-    del plain.metadata_props[:]
-    onnx.save(plain, tmp_path / "plain.onnx")
-    with pytest.raises(UserError, match="no record"):
-        demo_sdtps.load(tmp_path / "plain.onnx")
+    (entry,) = (each for each in plain.metadata_props if each.key == "demo_sdtps")
+    record = json.loads(entry.value)
+    wrong = ({"origin": [1]}, {"cameras": "4"}, {"columns": {"x": [0, 1]}}, {"size": 3})
+    for text in (*(json.dumps(record | each) for each in wrong), "[]", "{", ""):
+        entry.value = text
+        onnx.save(plain, tmp_path / "plain.onnx")
+        with pytest.raises(UserError, match="no record"):
+            demo_sdtps.load(tmp_path / "plain.onnx")
 
 
 def test_features_need_no_torch(exported, files):

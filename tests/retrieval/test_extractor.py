@@ -18,7 +18,6 @@ import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.retrieval import extractor
-from demo_sdtps.retrieval.calibration import calibration_file
 from tests.reference import cross_modal as plain
 from tests.reference import search as reference
 
@@ -267,19 +266,3 @@ def test_images_that_the_model_does_not_read_are_refused(tiny_root, files, tmp_p
         for images in (files["ni"][0], [None, *files["ni"][1:]], np.zeros((SHOWN, 32, 16, 3))):
             with pytest.raises(UserError, match="images of ni, but the model reads rgb, ti alone"):
                 call(**pair, ni=images)
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", "3", "[1]", "[{}]", "null", '{"status": 1}'])
-def test_files_beside_a_checkpoint_that_lack_their_keys(weights, tmp_path, content):
-    """What a run and save_pretrained record is left out; a calibration is refused."""
-    path = Path(shutil.copy(weights, tmp_path / "last.pth"))
-    for name in ("run.json", "metrics.json", "config.json"):
-        (tmp_path / name).write_text(content)
-    assert demo_sdtps.load(path, "MODEL.DEVICE", "cpu").origin["metrics"] is None
-    for record in (
-        content,
-        '{"checkpoint_sha256": "", "settings": {}, "patterns": {"1": {"RGB, RGB": {}}}}',
-    ):
-        calibration_file(path).write_text(record)
-        with pytest.raises(UserError, match="is no calibration; run demo-sdtps calibrate again"):
-            demo_sdtps.load(path, "MODEL.DEVICE", "cpu")

@@ -198,3 +198,27 @@ def test_checksums_of_rows_tell_the_order_of_words():
     checks = row_checks(rows)
     assert not (row_checks(rows[:, [2, 3, 0, 1, 4, 5]]) == checks).any()
     assert (row_checks(rows[::-1]) == checks[::-1]).all()
+
+
+@pytest.mark.parametrize("top", [1.5, float("nan"), -1, 0, True, "2", None, 2.0], ids=repr)
+def test_a_top_that_is_no_whole_number_is_refused(reid, top):
+    features = demo_sdtps.Features(np.eye(3, 8), [7, 7, 7])
+    with pytest.raises(UserError, match="and the gallery has 3 triplets; both must be whole"):
+        reid.search(features, features, top)
+    assert reid.search(features, features, np.int64(2)).rows.shape == (3, 2)
+
+
+def test_tensors_are_features_of_whatever_type(reid):
+    """Of 8 bits of mantissa, as of bfloat16, so that nothing is rounded; with gradients they are detached."""
+    values = torch.randint(-99, 99, (5, 8)).float()
+    rows, distances = reid.search(values.numpy(), values.numpy(), 5)
+    for one in (torch.nn.Parameter(values), 1 * torch.nn.Parameter(values), values.bfloat16()):
+        for query, gallery in ((one, values.numpy()), (values.numpy(), one)):
+            hits = reid.search(query, gallery, 5)
+            assert np.array_equal(hits.rows, rows) and np.array_equal(hits.distances, distances)
+        features = demo_sdtps.Features(one, torch.full((5,), 7))
+        assert np.array_equal(features, values.numpy()) and features.present.tolist() == [7] * 5
+    for wrong in (None, "x", [[1.0, 2.0], [3.0]], values.to_sparse(), 1j * values):
+        for call in (reid.distance, lambda one, other: demo_sdtps.Features(one, [7] * 5)):
+            with pytest.raises(UserError, match="The features "):
+                call(wrong, values)

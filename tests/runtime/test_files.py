@@ -62,7 +62,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     sentence = r"x.json cannot be written \(File too large\); free some space"
     with pytest.raises(UserError, match=sentence), full_disk():
         save_whole({"a": torch.zeros(100_000)}, path)
-    assert read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
+    assert read_json(path, int) == 1 and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_is_one_error_of_what_writes_scalars(tmp_path, capfd):

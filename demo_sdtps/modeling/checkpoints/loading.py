@@ -21,8 +21,9 @@ from demo_sdtps.modeling.checkpoints.names import (
     load_file,
     named_tensors,
 )
+from demo_sdtps.modeling.checkpoints.records import ORIGIN
 from demo_sdtps.modeling.exported import ExportedModel, is_exported, other_settings
-from demo_sdtps.runtime.files import atomic_write, read_json
+from demo_sdtps.runtime.files import atomic_write, has_form, read_json
 
 MAX_NAMED = 3
 CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
@@ -36,9 +37,12 @@ IN_TRAINING = re.compile(
     r"TEST\.|MODEL\.(DROP_|ATT_DROP|FROZEN|SDTPS_\w*GUMBEL|ID_|IF_|METRIC_|TRIPLET_|NO_MARGIN|\w+_LOSS_WEIGHT)"
 )
 """Keys with which a checkpoint may be evaluated or trained: they are not part of the model in evaluation."""
-CLASSES = "class_digest"
-"""Entry of a checkpoint: the digest of the training images and whose they are, the same where its classes are."""
-ORIGIN = ("dataset", "data", CLASSES, "cameras", "epoch", "commit", "metrics", "calibration")
+SAVED_FORM = {
+    "settings": (None, str),
+    "num_class": (None, int),
+    "camera_num": (None, int),
+    "origin": (None, ORIGIN),
+}
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +113,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             "); give a checkpoint that train_net.py wrote, or one of DeMo."
         )
     cameras = len(weights[CAMERAS]) if CAMERAS in weights else content.get("camera_num", 1)
-    origin = {name: content[name] for name in ORIGIN if content.get(name) is not None}
+    # those of other code may be anything
+    origin = {
+        name: content[name]
+        for name, form in ORIGIN.items()
+        if content.get(name) is not None and has_form(content[name], form)
+    }
     text = str(content.get("config") or "")
     return Checkpoint(path, weights, classes[0], cameras, origin, text, has_demo_names)
 
@@ -171,11 +180,12 @@ def _load(name: str | Path, without_weights: bool = False) -> tuple[Path, Mappin
         ) from None
     content = content if isinstance(content, Mapping) else {}
     if path.suffix == ".safetensors":
-        about = read_json(path.with_name(SAVED_CONFIG), {})
+        advice = "save the model again by save_pretrained"
+        about = read_json(path.with_name(SAVED_CONFIG), SAVED_FORM, {}, advice)
         content = {
             **(about.get("origin") or {}),
             "config": about.get("settings"),
-            "camera_num": about.get("camera_num", 1),
+            "camera_num": about.get("camera_num") or 1,
             "model": {key.removeprefix(SAVED_PREFIX): tensor for key, tensor in content.items()},
         }
     return path, content

@@ -5,6 +5,7 @@ Neither it nor what it imports needs a configuration or a library beside torch.
 
 from collections.abc import Sequence
 from copy import deepcopy
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
@@ -58,6 +59,8 @@ def slim(
     Raises `UserError` for what does not fit the model; a copy on the meta device is tried, which changes nothing of it.
     """
     kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise UserError(f"The model is {model!r:.80}, but must be an nn.Module; give one.")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise UserError(f"{kind} wraps a model already; slim the model, then wrap it.")
     if any(
@@ -67,9 +70,9 @@ def slim(
         raise UserError(f"{kind} is compiled already; slim the model, then compile it.")
     if shared not in (True, False, FIRST):
         raise UserError(f"shared is {shared!r}; it must be True, False or {FIRST!r}.")
-    if operations is not None and (keep is not None or not 0 < operations <= 1):
+    if operations is not None and (keep is not None or not _is_share(operations)):
         raise UserError(
-            f"operations is {operations} and keep {keep}; give one of them, operations as a share in (0, 1]."
+            f"operations is {operations!r} and keep {keep}; give one of them, operations as a share in (0, 1]."
         )
     if keep is None:
         keep = (0.5,) * (len(blocks) if isinstance(blocks, Sequence) else 1)
@@ -77,12 +80,17 @@ def slim(
         isinstance(blocks, Sequence)
         and isinstance(keep, Sequence)
         and 0 < len(blocks) == len(keep)
+        and all(map(_is_count, blocks))
         and list(blocks) == sorted(set(blocks))
-        and all(0 < share <= 1 for share in keep)
+        and all(map(_is_share, keep))
     ):
         raise UserError(
-            f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share in (0, 1] for "
+            f"blocks is {blocks!r} and keep {keep!r}, but there must be rising whole numbers and one share in (0, 1] for "
             "each, such as (0, 4) and (0.5, 0.5)."
+        )
+    if not (_is_count(suffix) and (prefix is None or _is_count(prefix))):
+        raise UserError(
+            f"prefix is {prefix!r} and suffix {suffix!r}; both must be numbers of tokens."
         )
     towers = find_towers(model, blocks_at, prefix, suffix)
     before = vars(model).get("slimming")
@@ -110,6 +118,14 @@ def slim(
     try_slimming(model, attach_to_copy)
     attach(model, towers, scores)
     return model
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) >= 0
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, Real) and 0 < float(value) <= 1
 
 
 def attach_to(

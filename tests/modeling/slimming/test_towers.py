@@ -1,6 +1,7 @@
 """Which Vision Transformers demo_sdtps.slim finds, and what it refuses before the first forward, by one sentence."""
 
 import copy
+import math
 
 import pytest
 import timm
@@ -124,7 +125,7 @@ def test_a_model_that_is_slimmed():
 SCORES = "'saliency' or 'distinctness' or 'supervised' or 'self_supervised', or a Score"
 DEPTH = "but VisionTransformer has 3 blocks; choose among 0 (its input) to 2."
 NO_LIST = "but VisionTransformer has no list of blocks there; give the path of an nn.Sequential or nn.ModuleList."
-BOTH = "but there must be increasing blocks and one share in (0, 1] for each, such as (0, 4) and (0.5, 0.5)."
+BOTH = "but there must be rising whole numbers and one share in (0, 1] for each, such as (0, 4) and (0.5, 0.5)."
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,24 @@ BOTH = "but there must be increasing blocks and one share in (0, 1] for each, su
         ({"blocks": (3,), "keep": (0.5,)}, f"blocks is [3], {DEPTH}"),
         ({"blocks": (), "keep": ()}, f"blocks is () and keep (), {BOTH}"),
         ({"keep": (0.5, 0.0)}, f"blocks is (1, 2) and keep (0.5, 0.0), {BOTH}"),
+        *(
+            ({"blocks": blocks, "keep": (0.5,)}, f"blocks is {blocks!r} and keep (0.5,), {BOTH}")
+            for blocks in ("x", [1.5], ["0"], [None], [-1], [[0]])
+        ),
+        *(
+            ({"keep": keep}, f"blocks is (1, 2) and keep {keep!r}, {BOTH}")
+            for keep in ("xy", [math.nan] * 2, [0.5, None], ["0.5", 0.5])
+        ),
+        *(
+            (
+                {"keep": None, "operations": operations},
+                f"operations is {operations!r} and keep None; give one of them, operations as a share in (0, 1].",
+            )
+            for operations in ("x", math.nan, [0.5], 0.0)
+        ),
+        ({"prefix": "x"}, "prefix is 'x' and suffix 0; both must be numbers of tokens."),
+        ({"suffix": -1}, "prefix is None and suffix -1; both must be numbers of tokens."),
+        ({"score": []}, "score has 0 scores for 2 blocks; give one for each."),
         (
             {"score": "salience"},
             f"score is 'salience', but it must be {SCORES}; the nearest is 'saliency'.",
