@@ -29,12 +29,12 @@ from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_rei
 from demo_sdtps.evaluation.tables import equal_patterns, read_records, reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoints.loading import (
-    CLASSES,
     load_weights,
     read_checkpoint,
     start_from,
 )
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
+from demo_sdtps.modeling.checkpoints.records import CLASSES
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.inference import compile_model
