@@ -9,7 +9,7 @@ from triplets import catch_message
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.folders import read_folder, read_query
+from demo_sdtps.datasets.folders import make_folders, read_folder, read_query
 from demo_sdtps.datasets.images import unreadable
 
 IMAGE = pixels(1, 1, "RGB", 16, 32)
@@ -88,3 +88,16 @@ def test_an_image_that_is_asked_for_is_read_whatever_its_name(tmp_path, name):
         save(tmp_path / "RGB" / each, IMAGE)
     (triplet,) = read_query(tmp_path / "RGB" / name)
     assert triplet.paths == (str(tmp_path / "RGB" / name), None, None)
+
+
+def test_siblings_are_in_folders_of_the_same_path_and_the_named_ones_come_first(tmp_path):
+    for folder in ("RGB", "visible", "NI"):
+        for name in ("a.png", "more/a.png"):
+            save(tmp_path / folder / name, IMAGE)
+    folders = make_folders(["RGB=visible"])
+    expected = tuple(str(tmp_path / folder / "more/a.png") for folder in ("visible", "NI"))
+    for triplet in (
+        *read_query(tmp_path / "NI" / "more" / "a.png", folders),
+        read_folder(tmp_path, folders)[1],
+    ):
+        assert (triplet.name, triplet.paths) == ("more/a", (*expected, None))

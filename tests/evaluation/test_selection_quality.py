@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from commands import BASELINE, CONFIG, cli_args_for, weights_file
 from torch.utils.data import DataLoader
 
@@ -188,6 +189,12 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
     about = [actual[name] for name in ("images", "left_out", "split", "weight")]
     assert about == [8, 0, "query", str(words[-1])]
     assert list(actual["cases"]) == list(expected) == list(CASES)
+    with torch.no_grad():
+        whole = model.forward_features(*load_images(cfg, *samples)).context.global_feats
+    for modality, vectors in whole.items():
+        cosines = F.cosine_similarity(vectors[:, None].double(), vectors.double(), dim=-1)
+        others = mean(cosines[~torch.eye(8, dtype=torch.bool)].tolist())
+        assert actual["mean_global_cosine"][modality] == pytest.approx(others, abs=1e-5)
     for case, by_modality in expected.items():
         assert (
             list(actual["cases"][case])
