@@ -22,12 +22,12 @@ from demo_sdtps.modeling.inference import inference
 from demo_sdtps.training.optim import make_optimizer
 
 BUDGETS = {
-    DENSE: (245, 1199),
-    "distinctness": (350, 1318),
-    "supervised": (355, 1502),
-    "self_supervised": (355, 1741),
-    "saliency": (430, 1398),
-    "sdtps": (565, 1642),
+    DENSE: (245, 913),
+    "distinctness": (350, 1032),
+    "supervised": (355, 1180),
+    "self_supervised": (355, 1407),
+    "saliency": (430, 1112),
+    "sdtps": (565, 1320),
 }
 """Operators at most, of inference and of a training step, by MODEL.SLIM_SCORE."""
 NO_KERNELS = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty_strided"}

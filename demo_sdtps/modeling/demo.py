@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.modeling.backbones.half_weights import half_weights
 from demo_sdtps.modeling.fusion import HDM, ATMoE, modality_subsets
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.layout import make_layout
@@ -107,13 +108,14 @@ class DeMo(nn.Module):
         `foreground` are the masks (B, 1, H, W) in [0, 1] that scores of slimming may learn from; `neck` as in
         `return_patterns`.
         """
-        encoded = self.forward_features(images, cam_label, foreground)
-        if not self.training:
-            # A copy: a view would keep the memory of pattern 3.
-            return self.return_patterns(encoded.context, neck)[return_pattern].contiguous()
-        features = self.forward_head(encoded.context)
-        logits = {name: self.heads[name](feature) for name, feature in features.items()}
-        return TrainingOutput(logits, features, encoded.loss)
+        with half_weights(self):
+            encoded = self.forward_features(images, cam_label, foreground)
+            if not self.training:
+                # A copy: a view would keep the memory of pattern 3.
+                return self.return_patterns(encoded.context, neck)[return_pattern].contiguous()
+            features = self.forward_head(encoded.context)
+            logits = {name: self.heads[name](feature) for name, feature in features.items()}
+            return TrainingOutput(logits, features, encoded.loss)
 
     def forward_features(
         self, images: ByModality, cam_label: torch.Tensor, foreground: torch.Tensor | None = None

@@ -96,7 +96,6 @@ def make_modules(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
             atmoe = None if experts is None else ATMoE(width, width // experts.shape[-1])
         whole = nn.ModuleDict({"hdm": hdm} | ({"atmoe": atmoe} if atmoe else {})).eval()
         whole.load_state_dict(ours, assign=True)
-        whole.to(ours["hdm.query"].device)
     except (ValueError, KeyError, RuntimeError) as error:
         raise UserError(
             f"--fast: generalFusion has other weights than DeMo's, which were expected: {error}"

@@ -22,9 +22,13 @@ class QuickGELUMlp(Mlp):
     that one elementwise operation is left that stores one tensor for the backward pass, in place of three that store two.
     """
 
+    is_folded = False  # whether the weights have the factors now
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(B, N, C) → (B, N, C)."""
         (first, bias), (last, last_bias) = self.fc1.parameters(), self.fc2.parameters()
+        if self.is_folded:
+            return F.linear(F.silu(F.linear(tokens, first, bias)), last, last_bias)
         if torch.is_grad_enabled() or torch.compiler.is_exporting():
             # Weights are smaller than the gradients that a product with a factor multiplies, and constant in a file.
             hidden = F.silu(F.linear(tokens, QUICK_GELU * first, QUICK_GELU * bias))

@@ -1,0 +1,83 @@
+"""Weights in half precision for a training step: cast by a few operators for all, where autocast takes two for each weight."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from demo_sdtps.modeling.backbones.clip import QUICK_GELU, QuickGELUMlp
+
+
+class Cast(torch.autograd.Function):
+    """Weights → their copies in `dtype`, as one operator: the first `ups` of them times QUICK_GELU, the `downs` after these
+    divided by it. So are the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dtype: torch.dtype, ups: int, downs: int, *weights: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.scaled, ctx.dtype = (range(ups), range(ups, ups + downs)), weights[0].dtype
+        copies = _copies(_scaled(weights, ups, downs), dtype)
+        pairs = zip(copies, ctx.needs_input_grad[3:], strict=True)
+        ctx.mark_non_differentiable(*(copy for copy, is_learned in pairs if not is_learned))
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        by_number = {number: each for number, each in enumerate(gradients) if each is not None}
+        counts = (sum(number in numbers for number in by_number) for numbers in ctx.scaled)
+        wide = _scaled(_copies([*by_number.values()], ctx.dtype), *counts)
+        of_weights = dict(zip(by_number, wide, strict=True))
+        return None, None, None, *map(of_weights.get, range(len(gradients)))
+
+
+def _copies(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(copies, list(tensors))
+    return copies
+
+
+def _scaled(tensors: Sequence[torch.Tensor], ups: int, downs: int) -> list[torch.Tensor]:
+    first, last = list(tensors[:ups]), list(tensors[ups : ups + downs])
+    multiplied = torch._foreach_mul(first, QUICK_GELU) if first else []
+    divided = torch._foreach_div(last, QUICK_GELU) if last else []
+    return [*multiplied, *divided, *tensors[ups + downs :]]
+
+
+def half_weights(model: nn.Module) -> AbstractContextManager[None]:
+    """Context manager: under autocast with gradients, linear and convolution layers of `model` have weights in its precision,
+    which pass their gradients on, and are bit-equal to what autocast makes of them. Compiled code fuses its casts itself."""
+    kind = next(model.parameters()).device.type
+    is_cast = torch.is_autocast_enabled(kind) and torch.is_grad_enabled()
+    if not is_cast or torch.compiler.is_compiling():
+        return nullcontext()
+    return _replaced(model, torch.get_autocast_dtype(kind))
+
+
+@contextmanager
+def _replaced(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    mlps = [module for module in model.modules() if isinstance(module, QuickGELUMlp)]
+    ups = [(mlp.fc1, name) for mlp in mlps for name in ("weight", "bias")]
+    scaled = [*ups, *((mlp.fc2, "weight") for mlp in mlps)]
+    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+    pairs = [(layer, name) for layer in layers for name, _ in layer.named_parameters(recurse=False)]
+    places = [*scaled, *(pair for pair in pairs if pair not in scaled)]
+    weights = [layer._parameters[name] for layer, name in places]
+    copies = Cast.apply(dtype, len(ups), len(mlps), *weights)
+    try:
+        _put(places, copies)
+        for mlp in mlps:
+            mlp.is_folded = True
+        yield
+    finally:
+        _put(places, weights)
+        for mlp in mlps:
+            mlp.is_folded = False
+
+
+def _put(places: Sequence[tuple[nn.Module, str]], tensors: Sequence[Any]) -> None:
+    for (layer, name), tensor in zip(places, tensors, strict=True):
+        layer._parameters[name] = tensor
