@@ -151,6 +151,7 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
     if held_out := splits.get(VALIDATION):
         data[VALIDATION] = make_test_data(cfg, held_out, held_out)
     digest = class_digest(cfg, splits["train"])
+    teacher = read_teacher(cfg, model, device, digest)
     if resumed:
         origin = f"the weights are those of {resumed.path}"
     elif cfg.TEST.WEIGHT:
@@ -159,7 +160,6 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
     else:
         source = cfg.MODEL.PRETRAIN_PATH_T
         origin = load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, source)
-    teacher = read_teacher(cfg, model, device, digest)
     loss = ReIDLoss(cfg, model.to(device), teacher)
     if cfg.MODEL.COMPILE:
         compile_model(model, device, loss)

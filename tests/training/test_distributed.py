@@ -11,6 +11,7 @@ import torch
 import two_processes
 from commands import (
     CONFIG,
+    FUSION,
     ROOT,
     SMALL,
     assert_same_hits,
@@ -100,11 +101,20 @@ def words(root, output, *more):
 
 
 @pytest.fixture(scope="module")
-def run_folders(tiny_root, tmp_path_factory):
+def teacher(tiny_root, tmp_path_factory):
+    """Words for a run that follows the logits of an untrained model."""
+    path = tmp_path_factory.mktemp("teacher") / "last.pth"
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *FUSION)[2:])
+    return ("--teacher", checkpoint_file(path, cfg), "SOLVER.DISTILL_WEIGHT", "20")
+
+
+@pytest.fixture(scope="module")
+def run_folders(tiny_root, teacher, tmp_path_factory):
     """The folders of a run by one process and of the same by two."""
     folder = tmp_path_factory.mktemp("trained")
-    assert call(words(tiny_root, folder / "1")) == 0
-    done = run_two("train_net.py", *words(tiny_root, folder / "2", "MODEL.DIST_TRAIN", "True"))
+    assert call(words(tiny_root, folder / "1", *teacher)) == 0
+    more = ("MODEL.DIST_TRAIN", "True", *teacher)
+    done = run_two("train_net.py", *words(tiny_root, folder / "2", *more))
     assert done.returncode == 0, done.stderr
     return folder / "1", folder / "2"
 
@@ -118,6 +128,7 @@ def test_two_processes_train_like_one(run_folders):
         assert two["patterns"] == near(one["patterns"], exchanges=3)
         if one["epoch"]:
             assert_close(two["loss"], one["loss"], *roundings(6 * one["epoch"]))
+            assert {"distill/sdtps", "distill/original"} < two["losses"].keys()
             # Of 40 samples or more, the scores of one may be equal but for rounding.
             assert two["accuracy"] == pytest.approx(one["accuracy"], abs=1 / 40)
 
@@ -134,10 +145,10 @@ def test_one_process_writes(run_folders):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, tmp_path):
+def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, teacher, tmp_path):
     """A signal to torchrun and its processes, somewhere in the run; the rest of it is as if nothing had happened."""
     output = tmp_path / "run"
-    more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
+    more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto", *teacher)
     with torchrun_started("train_net.py", *words(tiny_root, output, *more)) as starter:
         wait_for(starter, output / "metrics.json")
         os.killpg(starter.pid, signal.SIGTERM)

@@ -7,6 +7,7 @@ from tiny import random_images, tiny_cfg, tiny_model
 from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.slimming.scores import SCORES
+from demo_sdtps.training.distillation import Teacher
 from demo_sdtps.training.reid import ReIDLoss
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -24,6 +25,7 @@ CENTERS = ["MODEL.METRIC_LOSS_TYPE", "triplet_center", "MODEL.DIRECT", "0"]
 CASES = {"dense": (*FUSION, *CENTERS), "SDTPS": ()} | {
     score: (*SLIM, "MODEL.SLIM_SCORE", score, "MODEL.USE_SDTPS", "False") for score in SCORES
 }
+CASES["distilled"] = (*CASES["self_supervised"], *FUSION)
 
 
 def compile_whole(*modules):
@@ -50,10 +52,13 @@ def test_model_and_loss_are_one_graph(name):
     cfg, (images, cameras) = tiny_cfg(*CASES[name]), random_images(1)
     masks = torch.rand(4, 1, 64, 32).round()
     batch = Batch(images, torch.tensor([0, 0, 1, 1]), cameras, masks)
-    losses = []
+    teacher, losses = None, []
+    if name == "distilled":
+        dense = tiny_model(*FUSION, seed=1).eval().requires_grad_(False)
+        teacher = Teacher(tiny_cfg(*FUSION), dense, ["original", "moe"])
     for each in (plain, model):
         torch.manual_seed(0)
-        loss = ReIDLoss(cfg, each.train())
+        loss = ReIDLoss(cfg, each.train(), teacher)
         losses.append(loss)
     graphs = compile_whole(model, losses[1])
     results = []
