@@ -48,7 +48,7 @@ SERVERS = [
     "boto3>=1.40",
     "ray[data]>=2.50",
 ]
-"""What docs/scaling.md's programs need, and the servers that they are tested with: 600 MB."""
+"""What docs/search.md's programs need, and the servers that they are tested with: 600 MB."""
 LINT = ["ruff>=0.6", "mypy>=1.11", "setuptools>=64"]
 
 setup(

@@ -1,4 +1,4 @@
-"""Benchmarks of search in a large gallery on disk: exact beside torch, and approximate (docs/retrieval.md)."""
+"""Benchmarks of search in a large gallery on disk: exact beside torch, and approximate (docs/search.md)."""
 
 import tempfile
 import time

@@ -1,5 +1,5 @@
 """Own images without labels: a folder with the subfolders RGB, NI and TI, any of them absent, or of one modality
-(docs/retrieval.md)."""
+(docs/search.md)."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A web application for search in own images, which reaches for nothing elsewhere: demo-sdtps app (docs/retrieval.md)."""
+"""A web application for search in own images, which reaches for nothing elsewhere: demo-sdtps app (docs/search.md)."""
 
 import argparse
 import base64

@@ -1,4 +1,4 @@
-"""Approximate search in large galleries, by an index of LanceDB beside the features (docs/retrieval.md)."""
+"""Approximate search in large galleries, by an index of LanceDB beside the features (docs/search.md)."""
 
 import re
 from contextlib import suppress

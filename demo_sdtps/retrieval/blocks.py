@@ -1,4 +1,4 @@
-"""Features that need not fit into the memory, read block by block or by rows (docs/retrieval.md)."""
+"""Features that need not fit into the memory, read block by block or by rows (docs/search.md)."""
 
 from collections.abc import Callable, Iterator
 from copy import copy

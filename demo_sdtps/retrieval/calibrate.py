@@ -1,4 +1,4 @@
-"""What demo-sdtps calibrate does: pairs of labelled triplets, and the calibration of a checkpoint (docs/retrieval.md)."""
+"""What demo-sdtps calibrate does: pairs of labelled triplets, and the calibration of a checkpoint (docs/search.md)."""
 
 import argparse
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The probability that two triplets are of the same identity, and thresholds of their distance (docs/retrieval.md).
+"""The probability that two triplets are of the same identity, and thresholds of their distance (docs/search.md).
 
 Both are fitted on labelled triplets that the model was not trained on, for each pair of sets of modalities (distances.py), as
 distances by different columns differ.

@@ -96,7 +96,7 @@ def engine_errors(place: str, advice: str) -> Iterator[None]:
         text = engine_message(error)
         unreachable = next((why for word, why in UNREACHABLE.items() if word in text), None)
         if unreachable:
-            what = f"cannot be reached: {unreachable}; docs/scaling.md names the variables to set"
+            what = f"cannot be reached: {unreachable}; docs/search.md names the variables to set"
         elif any(word in text for word in ("onflict", "TooMuchWriteContention", "already exists")):
             what = f"was changed by another process meanwhile ({text}); run the command again"
         elif any(word in text for word in ("ermission", "Read-only", "No space")):

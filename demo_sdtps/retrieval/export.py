@@ -1,4 +1,4 @@
-"""The features of a split as an .npz file, as Parquet or in a table: what demo-sdtps export does (docs/retrieval.md)."""
+"""The features of a split as an .npz file, as Parquet or in a table: what demo-sdtps export does (docs/search.md)."""
 
 import argparse
 import hashlib

@@ -1,4 +1,4 @@
-"""A gallery's index: the features of own images in a table, brought up to date with the images (docs/retrieval.md).
+"""A gallery's index: the features of own images in a table, brought up to date with the images (docs/search.md).
 
 A row is a triplet: its name, the paths of its files, their `stamps` (`Triplet.stamp`), what is present, and its labels.
 """

@@ -1,4 +1,4 @@
-"""The nearest gallery samples of queries: exact, from candidates, and re-ranked (docs/retrieval.md).
+"""The nearest gallery samples of queries: exact, from candidates, and re-ranked (docs/search.md).
 
 Shapes: Q queries, n gallery samples, features (…, D) float32. Distances are those of the evaluation, squared Euclidean ones,
 computed in float64 for the samples that are shown: samples of equal features have equal distances from a query, wherever they

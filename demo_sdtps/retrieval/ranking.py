@@ -1,4 +1,4 @@
-"""What demo-sdtps rank does: exported features, read block by block, and their mAP and CMC (docs/retrieval.md)."""
+"""What demo-sdtps rank does: exported features, read block by block, and their mAP and CMC (docs/search.md)."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What a trained model does with the user's images and their features, in a checkpoint or exported (docs/api.md)."""
+"""What a trained model does with the user's images and their features, in a checkpoint or exported (docs/search.md)."""
 
 import logging
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""What demo-sdtps search does: the index of a gallery brought up to date, and the hits of each query (docs/retrieval.md)."""
+"""What demo-sdtps search does: the index of a gallery brought up to date, and the hits of each query (docs/search.md)."""
 
 import argparse
 import hashlib

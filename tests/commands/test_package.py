@@ -137,14 +137,15 @@ def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monk
     for name in ("a.jpg", "b.jpg", "b.png", "c.jpg", "d.jpg", "a_ni.png", "query.jpg"):
         Image.new("RGB", (40, 90)).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    names = ("docs/api.md", "docs/develop.md", "README.md")
-    page, develop, start = ((ROOT / name).read_text(encoding="utf-8") for name in names)
+    names = ("docs/api.md", "docs/develop.md", "docs/search.md", "README.md")
+    page, develop, search, start = ((ROOT / name).read_text(encoding="utf-8") for name in names)
+    (features,) = re.findall(r"^## In Python\n(.*?)^## ", search, re.S | re.M)
     names = re.findall(r"^\| `(demo_sdtps[\w.]*)", page, re.M)
     assert len(names) > 12
     for name in names:
         resolve_name(name)
     actual = {}
-    for example in re.findall(r"```python\n(.*?)```", page + develop, re.S):
+    for example in re.findall(r"```python\n(.*?)```", page + develop + features, re.S):
         if "onnxruntime" not in example and re.search('^(from|import|"""Standard)', example):
             exec(example, actual)  # test_export_onnx.py runs that of ONNX Runtime
     exec(re.search(r"```python\n(import.*?)```", start, re.S)[1], readme := {})

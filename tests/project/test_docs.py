@@ -121,7 +121,7 @@ def words(page):
 
 def test_the_pages_are_short():
     assert words(README) <= 450 and len(text(README).splitlines()) <= 120
-    assert sum(map(words, PAGES)) - words(README) <= 14_000
+    assert sum(map(words, PAGES)) - words(README) <= 13_200
 
 
 def test_the_results_are_of_one_tree():

@@ -1,4 +1,4 @@
-"""Search (docs/retrieval.md), one query and one gallery sample at a time."""
+"""Search (docs/search.md), one query and one gallery sample at a time."""
 
 
 def nearest(query_features, gallery_features, names, top):

@@ -74,7 +74,7 @@ def object_storage():
 
 @pytest.fixture
 def bucket(object_storage, monkeypatch):
-    """The address of the bucket, whose server is named by the variables of docs/scaling.md."""
+    """The address of the bucket, whose server is named by the variables of docs/search.md."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     monkeypatch.setenv("AWS_REGION", "us-east-1")

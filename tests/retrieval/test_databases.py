@@ -1,4 +1,4 @@
-"""The programs of docs/scaling.md for databases, on exported features: the hits of exact search, by real servers."""
+"""The programs of docs/search.md for databases, on exported features: the hits of exact search, by real servers."""
 
 import re
 from contextlib import closing
@@ -101,7 +101,7 @@ def assert_nearest(hits, gallery, query):
 @DTYPES
 def test_duckdb_reads_the_file(export, dtype, capfd):
     gallery = export(1000, 64, dtype)
-    duckdb = run_program("scaling", "duckdb")["duckdb"]
+    duckdb = run_program("search", "duckdb")["duckdb"]
     shown = capfd.readouterr().out
     assert "RGB,NI,TI" in shown and "checkpoint_sha256" in shown and "0f" * 32 in shown
     lists = duckdb.sql("SELECT feature FROM 'gallery.parquet' WHERE present LIKE '%NI%'").fetchall()
@@ -113,7 +113,7 @@ def test_duckdb_reads_the_file(export, dtype, capfd):
 def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
     """Exactly without the index; by it, as many of them as the page says."""
     gallery = export(1000, 1536, dtype)
-    program = run_program("scaling", "psycopg")
+    program = run_program("search", "psycopg")
     assert_nearest([(name, root**2) for name, root in program["hits"]], gallery, len(gallery) - 1)
     draws = numpy_generator(5).choice(len(gallery), QUERIES, replace=False)
     recall = 0.0
@@ -138,7 +138,7 @@ def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
 @SLOW_DTYPES
 def test_milvus_gives_the_hits_of_exact_search(export, dtype):
     gallery = export(600, 5120, dtype)
-    program = run_program("scaling", "pymilvus")
+    program = run_program("search", "pymilvus")
     with closing(program["client"]):
         hits = [(hit["name"], hit["distance"]) for hit in program["hits"]]
         assert_nearest(hits, gallery, len(gallery) - 1)

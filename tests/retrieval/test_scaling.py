@@ -1,4 +1,4 @@
-"""Beyond one process, as docs/scaling.md has it: tables in object storage by a real server, and extraction by Ray."""
+"""Beyond one process, as docs/search.md has it: tables in object storage by a real server, and extraction by Ray."""
 
 import csv
 import subprocess
@@ -125,7 +125,7 @@ def test_workers_of_ray_extract_the_features_of_one_process(place, weights, monk
             image = place / "gallery" / modality / f"photo {number % 5}.jpg"
             copy(image, place / "photos" / modality / f"{number:02}.jpg")
     (place / "photos" / "TI" / "03.jpg").unlink()
-    (place / "program.py").write_text(program("scaling", "ray"))
+    (place / "program.py").write_text(program("search", "ray"))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     done = subprocess.run([sys.executable, "program.py"], **PIPES, timeout=240)
     assert done.returncode == 0, done.stderr
