@@ -39,7 +39,8 @@ def export(tmp_path, monkeypatch):
             Sample((f"RGB/ä {row}.jpg", None if row % 5 else "ni.jpg", "ti.jpg"), row // 20, camera)
             for row, camera in enumerate(cameras(rows).tolist())
         ]
-        groups = [(samples[at : at + 512], written[at : at + 512]) for at in range(0, rows, 512)]
+        parts = (slice(at, at + 512) for at in range(0, rows, 512))
+        groups = [(range(rows)[part], samples[part], written[part]) for part in parts]
         facts = {"split": "gallery", "return_pattern": 3, "checkpoint_sha256": "0f" * 32}
         write_parquet(Path("gallery.parquet"), groups, facts, MODALITIES)
         return written.astype(np.float32)
