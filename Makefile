@@ -12,7 +12,8 @@
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
 #                 REPO_URL=https://… links it to the repository
 # make bench      speed and memory relative to reference implementations: as docs/performance.md has them (about twenty minutes)
-# make gpu-check  tests and speed on a GPU, with .venv if it is there, else with PYTHON: the table and runs/gpu_check.json
+# make gpu-check  tests and speed on a GPU, with .venv if it is there, else with PYTHON: runs/gpu_check.json, in eight minutes, then
+#                 compiled models; GPU_TEST_DEVICE=cpu tries it without a GPU
 # make setup      the environment .venv; the other targets run it if needed
 # PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per
 # core, at most 8), TEST_THREADS=2 the number of threads of each (default: 1).
@@ -87,12 +88,15 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo build/docs/index.html
 
-# Without `setup`: a machine with a GPU may have no package index. GPU_TEST_DEVICE=cpu tries the tests without a GPU.
+GPU_TEST := PYTHONPATH=. $(GPU_PY) -m pytest -o addopts='' -W default -rs --durations=10
+GPU_PARTS := slimming model fusion evaluation ranking reranking
+# Without `setup`: a machine with a GPU may have no package index. Speed is measured whatever the tests say.
 gpu-check:
 	@$(GPU_PY) -c 'import fvcore, numpy, PIL, pytest, scipy, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' 2>/dev/null || { echo "error: \
 	$(GPU_PY) needs torch, torchvision, numpy, scipy and Pillow, and of pure Python fvcore, pytest, tensorboard, timm, tqdm, yacs, PyYAML" >&2; exit 2; }
-	PYTHONPATH=. $(GPU_PY) -m pytest -o addopts='' -W default -rs -m gpu tests/project/test_gpu.py $$(grep -l load_case -r tests --include=test_*.py)
-	$(GPU_PY) -m benchmarks.run --device cuda model slimming fusion evaluation ranking reranking --overwrite --json runs/gpu_check.json
+	code=0; $(GPU_TEST) -m "gpu and not slow" tests/project/test_gpu.py $$(grep -l load_case -r tests --include=test_*.py) || code=1; \
+	$(GPU_PY) -m benchmarks.run --device $(if $(GPU_TEST_DEVICE),cpu --quick,cuda) $(GPU_PARTS) --overwrite --json runs/gpu_check.json || code=1; \
+	$(GPU_TEST) -m "gpu and slow" tests/project/test_gpu.py || code=1; exit $$code
 
 test: setup
 	$(TEST) -m "not slow"

@@ -12,7 +12,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from benchmarks.rows import Row, check_near, compare, peak_memory, ratio_row
-from benchmarks.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
+from benchmarks.timing import CAMERAS, CLASSES, random_batch, training_step
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
@@ -37,6 +37,7 @@ from tests.reference import demo_ranking
 from tests.reference.fusion import Fusion  # which the tests compare with
 
 BATCH, FEW, GPU_BATCH = 8, 2, 64
+GPU_ROUNDS = 20
 MEMORY = "… memory beside models and optimisers"
 FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the reference formulation
 
@@ -94,13 +95,12 @@ def configuration(*opts: str) -> CfgNode:
 
 def model_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Beside the reference in float32; on a GPU also beside the reference in the same precision."""
+    rounds = 1 if quick else GPU_ROUNDS if device.type == "cuda" else 2
     yield from precision_rows(
-        FEW if quick else BATCH, 1 if quick else 2, precisions(device), with_memory=not quick
+        FEW if quick else BATCH, rounds, precisions(device), with_memory=not quick
     )
     if device.type == "cuda":
-        yield from precision_rows(
-            GPU_BATCH, 1 if quick else 5, (None, torch.bfloat16), are_alike=True
-        )
+        yield from precision_rows(GPU_BATCH, rounds, (None, torch.bfloat16), are_alike=True)
 
 
 def precisions(device: torch.device) -> list[torch.dtype | None]:
@@ -116,7 +116,7 @@ def precision_rows(
     with_memory: bool = False,
 ) -> Iterator[Row]:
     """Inference and training step in each precision: time, and cosine similarity of features. The reference is in float32 or,
-    where both `are_alike`, under the same autocast; then, on a GPU, also the memory, and inference with compiled blocks."""
+    where both `are_alike`, under the same autocast; then, on a GPU, also the memory."""
     for half in halves:
         sides, theirs = Sides(configuration(), batch), half if are_alike else None
         what = f"{'both in ' if are_alike else ''}{precision_name(half)}, {batch} triplets"
@@ -140,11 +140,6 @@ def precision_rows(
         if are_alike and sides.device.type == "cuda":
             memory = (allocated_memory(step, sides.device) for step in steps)
             yield ratio_row(MEMORY, *memory, unit="MiB")
-            with inference(sides.ours, half):
-                sides.ours.backbone.compile_blocks()
-                compiled = in_turns("compiled", {"ours": infer_ours}, rounds, sides.device)
-            title = f"inference, {precision_name(half)}, MODEL.COMPILE beside none"
-            yield ratio_row(title, row.ours, compiled["ours"])
         # Frees memory for the processes that follow.
         del sides, steps, infer_reference, infer_ours
         if with_memory and not half:
@@ -242,7 +237,7 @@ def fusion_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """HDM and ATMoE against seven attentions and a loop over the experts. Raises `RuntimeError` where the outputs differ."""
     cfg = load_cfg("RGBNT201/DeMo.yml")
     torch.manual_seed(cfg.SOLVER.SEED)
-    batch, rounds = (2, 1) if quick else (64, 2)
+    batch, rounds = (2, 1) if quick else (64, GPU_ROUNDS if device.type == "cuda" else 2)
     backbone = make_backbone(cfg, camera_num=1)  # only for its shapes
     width, count = backbone.width, backbone.num_patches
     reference = Fusion(width, cfg.MODEL.HEAD).to(device)

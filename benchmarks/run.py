@@ -22,6 +22,10 @@ TOPICS = {  # description; function from `quick` and device to rows
         "slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
         "slimming:slimming_rows",
     ),
+    "compiled": (
+        "the slimmed and the dense ViT-B/16 on a GPU with MODEL.COMPILE, and what compiling takes",
+        "slimming:compiled_rows",
+    ),
     "operators": (
         "operators of the dense and the slimmed model, counted on fake tensors; nothing is timed",
         "operators:operators_rows",
@@ -82,9 +86,9 @@ def main() -> None:
     parts = {}
     for topic in progress(topics, "measuring", unit="part"):
         parts[topic] = [row._asdict() for row in rows_of[topic](arguments.quick, device)]
+        if arguments.json:  # after each, of which the next may be ended by a time limit
+            write_json(arguments.json, record | {"parts": parts})
     record["parts"] = parts
-    if arguments.json:
-        write_json(arguments.json, record)
     print_lines(as_report(record))
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
-from demo_sdtps.runtime.graphs import Recording
+from demo_sdtps.runtime.graphs import Recording, can_record
 from demo_sdtps.runtime.matmul import float32_products
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.distillation import Teacher
@@ -28,14 +28,26 @@ Case = TypeVar("Case", bound=Hashable)
 CLASSES, CAMERAS = 171, 4  # RGBNT201's
 
 
-def in_turns(
+class Times(NamedTuple):
+    """Seconds of a call: until a GPU has done the work, and until the call returns."""
+
+    done: float
+    returned: float
+
+
+def in_turns(*arguments: Any, **settings: Any) -> dict[Any, float]:
+    """Seconds until the work is done, as `time_in_turns`."""
+    return {name: times.done for name, times in time_in_turns(*arguments, **settings).items()}
+
+
+def time_in_turns(
     what: str,
     cases: Mapping[Case, Callable[[], object]],
     rounds: int,
     device: str | torch.device = "cpu",
     summary: Callable[[Sequence[float]], float] = statistics.median,
     calls: int = 1,
-) -> dict[Case, float]:
+) -> dict[Case, Times]:
     """Seconds of each case, over the rounds by `summary`; the first round is a warm-up.
 
     A round calls a case `calls` times and times the last call. With two, the timed call finds its weights in the caches and no
@@ -44,17 +56,20 @@ def in_turns(
     Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
     """
     device = torch.device(device)
-    seconds: dict[Case, list[float]] = {name: [] for name in cases}
+    seconds: dict[Case, list[Times]] = {name: [] for name in cases}
     for _ in progress(range(rounds + 1), what, unit="round"):
         for name, work in cases.items():
             for _ in range(calls - 1):
                 work()
             started = time.perf_counter()
             work()
+            returned = time.perf_counter() - started
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds[name].append(time.perf_counter() - started)
-    return {name: summary(times[1:]) for name, times in seconds.items()}
+            seconds[name].append(Times(time.perf_counter() - started, returned))
+    return {
+        name: Times(*map(summary, zip(*times[1:], strict=True))) for name, times in seconds.items()
+    }
 
 
 def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> Batch:
@@ -84,7 +99,7 @@ def training_step(
     is_recorded: bool = False,
     teacher: Teacher | None = None,
 ) -> Callable[[Batch], None]:
-    """A function of a batch that does one step, recorded as MODEL.COMPILE does on a GPU where `is_recorded`."""
+    """A function of a batch that does one step, as a CUDA graph where `is_recorded`."""
 
     def gradients(batch: Batch) -> None:
         masks = {} if batch.mask is None else {"foreground": batch.mask}  # references have none
@@ -124,8 +139,8 @@ def time_variants(
             trained = make_model(teachers[name], CLASSES, CAMERAS).to(device).eval()
             heads = [head for head in model.heads if head in trained.heads]
             teacher = Teacher(teachers[name], trained, heads)
-        weights = model.head_weights
-        step = training_step(cfg, model, optimizer, precision, weights, teacher=teacher)
+        words = (cfg, model, optimizer, precision, model.head_weights, can_record(cfg, device))
+        step = training_step(*words, teacher)
         steps[name] = partial(step, with_masks(cfg, batch))
     inference_seconds = in_turns("inference", inferences, 10, device)
     step_seconds = in_turns("training step", steps, 10, device)

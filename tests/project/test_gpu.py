@@ -108,9 +108,11 @@ def test_a_compiled_model_equals_others(gpu):
     assert all(relative_error(*pair) < ROUNDED["off"] for pair in zip(*actual, strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(("mode", "is_compiled"), [("bf16", False), ("off", False), ("bf16", True)])
+@pytest.mark.parametrize(
+    ("mode", "is_compiled"),
+    [("bf16", False), ("off", False), pytest.param("bf16", True, marks=pytest.mark.slow)],
+)
 def test_a_recorded_step_equals_others(gpu, mode, is_compiled, tiny_root, tmp_path, monkeypatch):
     """A run by CUDA graphs, which is interrupted and resumed, equals one without a graph to the last bit."""
     if gpu.type == "cpu":
