@@ -33,7 +33,9 @@ pytestmark = pytest.mark.gpu
 
 ROUNDED = {"off": 1e-4, "bf16": 2e-2}
 """Relative errors of a whole model, as the golden cases have them, and of a few roundings to bfloat16 (2⁻⁸) in its blocks."""
-SLIM = shlex.split("MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.7]")
+SLIM = shlex.split(
+    "MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.7] INPUT.JOINT_AUGMENTATION True"
+)
 EXTRACTED = {"SDTPS": (), "HDM": ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")} | {
     score: (*SLIM, "MODEL.SLIM_SCORE", score) for score in SCORES
 }
