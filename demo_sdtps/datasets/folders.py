@@ -99,6 +99,13 @@ def read_folders(cfg: CfgNode) -> dict[str, str]:
                 f"{', '.join(folders)}; correct it (docs/own_data.md)."
             )
         folders[name] = folder
+    names = [entry.partition("=")[0] for entry in cfg.DATASETS.FOLDERS]
+    places = [folders[name] for name in cfg.MODEL.MODALITIES]
+    for what, each in (("names", names), ("gives to two of MODEL.MODALITIES", places)):
+        if twice := [one for one in each if each.count(one) > 1]:
+            raise UserError(
+                f"DATASETS.FOLDERS {what} {twice[0]}, twice; give each once (docs/own_data.md)."
+            )
     return folders
 
 

@@ -67,15 +67,16 @@ def _is_cut(match: re.Match, start: int, end: int) -> bool:
     )
 
 
-def read_table(table: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """Columns and lines of a table, without the blanks around each cell, "" for one that a line lacks."""
+def read_table(table: Path) -> tuple[Sequence[str], dict[int, dict[str, str]]]:
+    """Columns and lines of a table by their numbers in the file, without the blanks around each cell, "" for one that a line
+    lacks."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="", strict=True)
             columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
             if repeated := next((name for name in columns if columns.count(name) > 1), None):
                 raise UserError(f"{table} has two columns {repeated}; rename or remove one.")
-            lines = []
+            lines = {}
             for line in reader:
                 if any(cell.strip() for cell in line.pop(None, ())):
                     raise UserError(
@@ -86,7 +87,7 @@ def read_table(table: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
                     raise UserError(
                         f"Line {reader.line_num} of {table} has an invisible character in {hidden.string!r}; remove it."
                     )
-                lines.append({name: cell.strip() for name, cell in line.items()})
+                lines[reader.line_num] = {name: cell.strip() for name, cell in line.items()}
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{table} is no table in UTF-8 ({error}); save it as CSV, UTF-8 (docs/own_data.md)."

@@ -67,7 +67,7 @@ def folder_reader(cfg: CfgNode) -> Reader:
 def csv_reader(cfg: CfgNode) -> Reader:
     """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
     table = Path(cfg.DATASETS.ROOT_DIR)
-    columns, lines = read_table(table) if table.is_file() else (COLUMNS, [])
+    columns, lines = read_table(table) if table.is_file() else (COLUMNS, {})
     return _make_reader(
         lambda: _table_rows(table, columns, lines, cfg.MODEL.MODALITIES),
         "camera" in columns,
@@ -119,7 +119,7 @@ def _table_triplets(table: Path, split: str, modalities: Collection[str]) -> lis
             f"{table} has no column of images; it needs {' or '.join(modality.lower() for modality in modalities)}."
         )
     triplets: dict[str, Triplet] = {}
-    for number, line in enumerate(lines, start=2):
+    for number, line in lines.items():
         paths = _line_paths(table, number, line, modalities)
         if not any(paths) or line.get("split", split) != split:
             continue
@@ -142,10 +142,15 @@ def _make_reader(
 ) -> Reader:
     """Reader of the rows of all splits, on which the numbers of identities and cameras depend. Without cameras those of
     `number_scenes` take their place."""
-    read_rows = cache(read_rows)
+
+    @cache
+    def checked_rows() -> list[TripletRow]:
+        rows = [row for row in read_rows() if row.identity != JUNK]
+        _check_labels(rows)
+        return rows
 
     def read(root: Path, split: str) -> list[Sample]:
-        rows = [row for row in read_rows() if row.identity != JUNK]
+        rows = checked_rows()
         identities = number_labels(row.identity for row in rows)
         cameras = number_labels(row.camera for row in rows)
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
@@ -164,6 +169,26 @@ def _make_reader(
         ]
 
     return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
+
+
+def _check_labels(rows: Iterable[TripletRow]) -> None:
+    """Warn of a file, by whatever links, with two identities or cameras. Raises `UserError` for one with two identities in
+    training, whose loss would both draw it to itself and push it away."""
+    first: dict[object, TripletRow] = {}
+    texts = []
+    for row in rows:
+        for path in filter(None, row.paths):
+            before = first.setdefault(file_key(path), row)
+            for label in ("identity", "camera"):
+                labels = getattr(before, label), getattr(row, label)
+                if labels[0] == labels[1]:
+                    continue
+                text = f"the image {path} has the {label} {labels[0]}, and {labels[1]} too"
+                if label == "identity" and before.split == row.split == SPLITS[0]:
+                    raise UserError(f"In training {text}; correct one of them, or remove both.")
+                texts.append(text)
+    if texts:
+        _warn(f"WARNING: {texts[0]} (files like it: {len(texts)}); correct the labels.")
 
 
 def number_scenes(triplets: Sequence[tuple[str | None, ...]]) -> list[int]:
@@ -251,7 +276,7 @@ def _line_paths(
 def _table_rows(
     table: Path,
     columns: Sequence[str],
-    lines: Iterable[Mapping[str, str]],
+    lines: Mapping[int, Mapping[str, str]],
     modalities: Sequence[str],
 ) -> list[TripletRow]:
     if not table.is_file():
@@ -264,7 +289,7 @@ def _table_rows(
     images = {name: f"column {name.lower()}" for name in modalities}
     _check_absent(images, {name for name in modalities if name.lower() in columns}, str(table))
     rows: list[TripletRow] = []
-    for number, line in enumerate(lines, start=2):
+    for number, line in lines.items():
         paths = _line_paths(table, number, line, modalities)
         split, identity, camera = (line.get(name, "") for name in COLUMNS[:3])
         if split not in SPLITS or not identity or ("camera" in columns and not camera):

@@ -133,8 +133,9 @@ def exclude_key(cfg: CfgNode) -> str:
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
     present: as published, all columns are compared."""
+    there = [name for name, each in zip(MODALITIES, data.present.T, strict=True) if each.any()]
     cases = (
-        missing_cases(model.modalities)
+        missing_cases(there)  # of two modalities no case leaves nothing at all
         if cfg.TEST.MISS == "all"
         else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     )

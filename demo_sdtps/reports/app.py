@@ -227,11 +227,9 @@ def address(path: str) -> str:
 def check_image(path: str) -> None:
     """Raise `UserError` for an uploaded file that is no image."""
     try:
-        decode(path)
-    except UserError:
-        raise UserError(
-            f"{Path(path).name} is no image, or a damaged one; drop another ({', '.join(FORMATS)})."
-        ) from None
+        decode(path, advice=f"; drop another ({', '.join(FORMATS)}).")
+    except UserError as error:
+        raise UserError(str(error).replace(path, Path(path).name)) from None
 
 
 def kept_picture(reid: Reid, query: Triplet) -> str:

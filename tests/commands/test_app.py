@@ -15,9 +15,11 @@ import pytest
 from browser import Page, headless, until
 from commands import CONFIG, checkpoint_file, cli_args_for, copy
 from launch import free_port
+from PIL import Image
 
 from demo_sdtps.commands import search
-from demo_sdtps.config import load_cfg
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.reports.app import check_image
 
 PROGRAM = """
 import socket, sys
@@ -138,7 +140,7 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         (place / "bad.jpg").write_text("no image")
         driver.find_element("css selector", "input[type=file]").send_keys(str(place / "bad.jpg"))
         alert = until(lambda: page.texts("[role=alert]"))
-        assert alert and alert[0].startswith("bad.jpg is no image")
+        assert alert and alert[0].startswith("The image bad.jpg cannot be read (")
         page.run("document.querySelector('tbody td').click()")
         assert until(lambda: driver.find_elements("css selector", "iframe[title=hits]"))
         # a wrong filter is told of; another one leaves its hits alone, of a query by a camera that is chosen
@@ -182,3 +184,11 @@ def test_a_port_that_cannot_be_served_is_one_sentence(place, refusal, port):
 def test_without_gradio_the_extra_is_named(place, refusal):
     message = refusal(search.app, *WORDS)
     assert message == "demo-sdtps app needs gradio; install them by pip install -e '.[app]'."
+
+
+def test_an_upload_that_is_too_large_is_told_with_the_limit(tmp_path):
+    Image.new("1", (16000, 12000)).save(tmp_path / "x.png")
+    with pytest.raises(
+        UserError, match=r"The image x\.png cannot be read \(.* limit of \d+ pixels"
+    ):
+        check_image(str(tmp_path / "x.png"))

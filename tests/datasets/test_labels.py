@@ -9,6 +9,7 @@ from triplets import catch_message
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.folders import read_folders
 from demo_sdtps.datasets.labels import name_labels, number_labels, read_table
 from demo_sdtps.datasets.own import number_scenes
 from demo_sdtps.evaluation.protocol import count_matched
@@ -119,7 +120,11 @@ def test_cells_have_no_blanks_around_them(tmp_path, mark):
     table.write_text(mark + text, encoding="utf-8", newline="")
     columns, lines = read_table(table)
     assert columns == ["split", "identity", "note"]
-    assert [[*line.values()] for line in lines] == [["train", "Bo", "a b"], ["query", "-1", ""]]
+    assert [*lines] == [2, 4]
+    assert [[*line.values()] for line in lines.values()] == [
+        ["train", "Bo", "a b"],
+        ["query", "-1", ""],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):
     with pytest.raises(UserError, match=expected):
         read_table(tmp_path / "x.csv")
     (tmp_path / "x.csv").write_text("split,identity,,\ntrain,Bo,,,\n")  # as spreadsheets write them
-    assert read_table(tmp_path / "x.csv")[1] == [{"split": "train", "identity": "Bo", "": ""}]
+    assert read_table(tmp_path / "x.csv")[1] == {2: {"split": "train", "identity": "Bo", "": ""}}
 
 
 def test_a_blank_makes_no_other_person(tmp_path):
@@ -171,3 +176,37 @@ def test_triplets_with_a_file_in_common_are_one_scene(tmp_path):
     ]
     assert number_scenes(triplets) == [0, 0, 1, 0, 1, 2, 3]
     assert number_scenes([]) == []
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["the same path", "a link"])
+def test_a_file_of_two_cameras_or_identities_is_told(tmp_path, caplog, link):
+    """Once, though all splits are read. In training two identities are refused, as its loss contradicts itself."""
+    save(tmp_path / "x.png", pixels(1, 1, "RGB", 8, 4))
+    (tmp_path / "y.png").symlink_to("x.png")
+    other, table = "y.png" if link else "x.png", tmp_path / "t.csv"
+    opts = ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", str(table), "MODEL.MODALITIES", "[RGB]"]
+    rows = ["train,1,1,x.png", f"train,1,2,{other}", f"gallery,2,1,{other}", "query,-1,3,x.png"]
+    table.write_text("\n".join(["split,identity,camera,rgb", *rows]) + "\n")
+    read_splits(load_cfg(None, opts), ("train", "gallery"))
+    (message,) = caplog.messages
+    assert f"{other} has the camera 1, and 2 too (files like it: 2)" in message
+    table.write_text(table.read_text() + f"train,2,1,{other}\n")
+    with pytest.raises(UserError, match=f"In training .*{other} has the identity 1, and 2 too"):
+        read_splits(load_cfg(None, opts), ("train",))
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ("[RGB=a,RGB=RGB]", "names RGB, twice"),
+        ("[RGB=NI]", "gives to two of MODEL.MODALITIES NI, twice"),
+        ("[RGB=NI,NI=RGB,query=test,gallery=test]", None),
+    ],
+)
+def test_a_folder_is_of_one_modality(entries, expected):
+    cfg = load_cfg(None, ["DATASETS.FOLDERS", entries])
+    if expected is None:
+        assert read_folders(cfg)["query"] == read_folders(cfg)["gallery"] == "test"
+    else:
+        with pytest.raises(UserError, match=f"DATASETS.FOLDERS {expected}.*docs/own_data"):
+            read_folders(cfg)

@@ -224,6 +224,7 @@ def test_mistakes_in_folders_are_told(tmp_path, mistake):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
+        ("train,7,1,x.png,,\n\ntrain,7,,x.png,,", "Line 4 of .* needs a split"),
         ("train,7,1,lost.png,,", "Line 2 of .* names .*lost.png, which is missing"),
         ("learn,7,1,x.png,,", "Line 2 of .* needs a split"),
         ("train,,1,x.png,,", "needs a split"),

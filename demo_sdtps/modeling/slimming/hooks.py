@@ -107,7 +107,8 @@ class Slim(Slimming):
         for module in dict.fromkeys([model, *owners]):
             is_model = module is model
             add(module.register_forward_pre_hook(partial(self.begin, is_model), with_kwargs=True))
-            add(module.register_forward_hook(self.end, always_call=True))
+            numbers = tuple(number for number, owner in enumerate(owners) if owner is module)
+            add(module.register_forward_hook(partial(self.end, numbers), always_call=True))
         for number, (tower, owner) in enumerate(zip(self.towers, owners, strict=True)):
             add(tower.patches.register_forward_hook(partial(self.embed, number)))
             for index, block in enumerate(tower.blocks):
@@ -131,8 +132,12 @@ class Slim(Slimming):
             self.call = Call(module, find_images((args, kwargs)), masks)
         return args, kwargs
 
-    def end(self, module: nn.Module, args: tuple, output: Any) -> None:
-        """The forward has ended, also by an error, without output."""
+    def end(self, towers: Sequence[int], module: nn.Module, args: tuple, output: Any) -> None:
+        """The forward of the model or of these towers has ended, also by an error, without output."""
+        if output is None and not is_recomputed():  # the model may catch it, and try again
+            for number in towers:
+                if self.call.batches.pop(number, None):
+                    del self.call.modalities[-1:]
         if self.call.by is module and not is_recomputed():
             # With the whole grid a model may stop early; beside images that it encodes it may embed others.
             under_way = [

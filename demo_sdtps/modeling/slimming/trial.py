@@ -1,8 +1,10 @@
 """A forward of a slimmed copy of a model on the meta device, before the model itself is slimmed (docs/slim.md)."""
 
 import copy
+import random
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import torch
 from torch import nn
@@ -35,15 +37,18 @@ SIZES = (
 def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
     """Refuse a model whose forward runs, but not where patches are left out, or leaves none out; `attach` slims a model.
 
-    Copies without memory run, so that nothing of the model changes, neither caches nor torch's random numbers: the whole
-    model, or where it takes more than images what is in it, down to each tower. Where none runs, the first forward has to tell.
+    Copies without memory run, so that nothing changes, neither caches nor random numbers of torch and Python: the whole model,
+    or where it takes more than images what is in it, down to each tower. Where none runs, the first forward has to tell.
     """
     try:
         dense, slimmed = _meta_copy(model), _meta_copy(model)
     except Exception:
         return  # Not every model can be copied.
     slimming = attach(slimmed)
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+    with ExitStack() as kept:
+        kept.callback(random.setstate, random.getstate())
+        for each in (torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings()):
+            kept.enter_context(each)
         warnings.simplefilter("ignore")
         for tower in slimming.towers:
             slims: list[bool] = []

@@ -124,9 +124,10 @@ def test_nothing_of_the_model_changes():
     model.norm.register_forward_pre_hook(lambda *call: calls.append(call))
     modes = [module.training for module in model.modules()]
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-    state = torch.get_rng_state()
+    state, python = torch.get_rng_state(), random.getstate()
     demo_sdtps.slim(model, (1,), (0.5,), blocks_at="tower.blocks")
-    assert torch.equal(torch.get_rng_state(), state) and model.cache is None and not calls
+    assert torch.equal(torch.get_rng_state(), state) and random.getstate() == python
+    assert model.cache is None and not calls
     demo_sdtps.unslim(model)
     assert [module.training for module in model.modules()] == modes
     assert model.state_dict().keys() == weights.keys()
@@ -180,3 +181,36 @@ def test_patch_dropout_does_nothing_in_evaluation():
     assert slimmed(torch.randn(2, 3, 64, 32)).shape == (2, 5)
     with pytest.raises(UserError, match=DROPOUT):
         slimmed.train()(torch.randn(2, 3, 64, 32))
+
+
+class Persistent(nn.Module):
+    """Calls a tower again, or a second one instead, where it fails at the block `fails_at`."""
+
+    def __init__(self, restarts):
+        super().__init__()
+        self.towers = nn.ModuleList(timm_model("test_vit") for _ in range(2))
+        self.restarts, self.fails_at = restarts, None
+        for number, block in enumerate(self.towers[0].blocks):
+            block.register_forward_pre_hook(lambda *_, number=number: self.fail(number))
+
+    def fail(self, block):
+        if block == self.fails_at:
+            self.fails_at = None
+            raise RuntimeError("busy")
+
+    def forward(self, images):
+        try:
+            return self.towers[0](images)
+        except RuntimeError:
+            return self.towers[0 if self.restarts else 1](images)
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+@pytest.mark.parametrize("settings", [{}, {"restore": True}, {"shared": False}], ids=str)
+def test_a_model_may_catch_the_error_of_a_tower(block, settings):
+    for restarts in (True, False):
+        model = demo_sdtps.slim(Persistent(restarts).eval(), (1,), (0.5,), **settings)
+        images = torch.randn(2, 3, 64, 32)
+        expected = model.towers[0 if restarts else 1](images)
+        model.fails_at = block
+        assert torch.equal(model(images), expected) and model.fails_at is None
