@@ -127,6 +127,7 @@ def test_of_the_instances_of_a_class_the_largest_is_the_mask():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_maskrcnn_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(segmenters, "SIDE", 32)
     torch.manual_seed(0)

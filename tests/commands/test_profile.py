@@ -44,6 +44,7 @@ def random_tokens(width, count):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_profile_of_the_published_model(command):
     """Spec 10, where HDM's attentions are counted as seven plain ones."""
     code, stdout, _ = command(

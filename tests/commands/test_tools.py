@@ -29,6 +29,7 @@ TOOLS = {
     "curves": (draw.curves, ("--run", "run"), "run/curves.png"),
 }
 """Command, words, and a file that it must leave; from the folder of a finished run."""
+SLOWEST = ("Grad-CAM", "kept patches of two models")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,10 @@ def folder(tiny_root, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOWEST)) for name in TOOLS],
+)
 def test_a_tool_leaves_its_file(name, folder, command, monkeypatch):
     tool, words, file = TOOLS[name]
     monkeypatch.chdir(folder)

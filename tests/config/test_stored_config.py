@@ -32,7 +32,13 @@ def seps_checkpoint(shapes_root, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "words", [("--weight", "{}"), ("TEST.WEIGHT", "{}"), ("TEST.WEIGHT={}",)], ids=" ".join
+    "words",
+    [
+        ("--weight", "{}"),
+        ("TEST.WEIGHT={}",),
+        pytest.param(("TEST.WEIGHT", "{}"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
 )
 def test_the_same_numbers_as_with_the_file(command, checkpoint, tiny_root, words):
     """KEY VALUE wins over either."""

@@ -92,7 +92,7 @@ def test_loading_leaves_the_generators_of_training_alone(make, workers):
 @pytest.mark.parametrize(
     "opts",
     [
-        ["DATALOADER.NUM_WORKERS", "2"],
+        pytest.param(["DATALOADER.NUM_WORKERS", "2"], marks=pytest.mark.slow),
         ["DATASETS.CACHE", "no"],
         ["DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no"],
     ],

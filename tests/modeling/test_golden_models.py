@@ -81,7 +81,7 @@ SLOW = pytest.mark.slow
 WHOLE = [
     pytest.param("demo_sdtps", marks=SLOW),
     pytest.param("demo_clip", marks=SLOW),
-    pytest.param("demo_imagenet", marks=SLOW),
+    pytest.param("demo_imagenet", marks=[SLOW, pytest.mark.soak]),
     pytest.param("demo_clip_direct0", marks=[SLOW, pytest.mark.soak]),
 ]
 

@@ -170,7 +170,9 @@ def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training,
             assert not key.endswith("conv1.weight") or parameter.grad.norm() > 0, key
 
 
-@pytest.mark.parametrize("name", ["UGG", "MFRNet", "IDEA"])
+@pytest.mark.parametrize(
+    "name", ["UGG", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MFRNet", "IDEA"))]
+)
 def test_the_operations_of_a_slimmed_host_are_counted(name):
     """By tracing, in which sizes are tensors."""
     dense, slimmed = (total_macs(model.eval(), inputs(name)) for model in (build(name), slim(name)))

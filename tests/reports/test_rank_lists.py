@@ -78,10 +78,11 @@ def nearest_distances(cfg, pattern):
             "1 (original)",
             "squared Euclidean distance of L2-normalised features",
         ),
-        (
+        pytest.param(
             "--return_pattern=2 TEST.RETURN_PATTERN=1 TEST.FEAT_NORM=no",
             "2 (enhanced)",
             "squared Euclidean distance of features, features not normalised",
+            marks=pytest.mark.slow,
         ),
         (
             "--return_pattern=1 TEST.RE_RANKING=yes",

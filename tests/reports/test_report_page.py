@@ -289,7 +289,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.soak] * (at > 1)) for at, kind in enumerate(OTHERS)],
+)
 def test_other_data_and_models(driver, tmp_path, kind):
     write, config, more = OTHERS[kind]
     actual = write(tmp_path)

@@ -62,6 +62,7 @@ def test_several_runs_are_one_table(tiny_root, tmp_path, command):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_figures_as_pdf(tiny_root, tmp_path, command):
     run = make_run(tmp_path / "run", tiny_root)
     code, stdout, stderr = command(report.main, "--run", run, "--figures", ".pdf")

@@ -18,9 +18,6 @@ from demo_sdtps.retrieval.nearest import nearest
 TOP, QUERIES = 10, 50
 MODALITIES = {"RGB", "NI", "TI"}
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
-SLOW_DTYPES = pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.soak)]
-)
 
 
 @pytest.fixture
@@ -110,7 +107,8 @@ def test_duckdb_reads_the_file(export, dtype, capfd):
 
 
 @pytest.mark.slow
-@SLOW_DTYPES
+@pytest.mark.soak
+@DTYPES
 def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
     """Exactly without the index; by it, as many of them as the page says."""
     gallery = export(1000, 1536, dtype)
@@ -136,7 +134,8 @@ def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
 
 
 @pytest.mark.slow
-@SLOW_DTYPES
+@pytest.mark.soak
+@DTYPES
 def test_milvus_gives_the_hits_of_exact_search(export, dtype):
     gallery = export(600, 5120, dtype)
     program = run_program("search", "pymilvus")

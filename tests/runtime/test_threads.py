@@ -88,7 +88,7 @@ def test_the_number_of_a_quota_is_not_the_users(monkeypatch):
     assert os.environ[threads.THREADS] == "3" and threads.threads_by_user()
 
 
-@pytest.mark.parametrize("by_user", [False, True])
+@pytest.mark.parametrize("by_user", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_computes_with_its_own_number_of_threads(
     tiny_root, tmp_path, command, monkeypatch, by_user
 ):

@@ -120,7 +120,11 @@ def test_the_loss_is_configured():
 
 @pytest.mark.parametrize(
     "opts",
-    [("DATASETS.LONG_CAPTIONS", "no"), ("MODEL.PAPER_VERSION", "False"), ("SOLVER.AMP", "bf16")],
+    [
+        ("DATASETS.LONG_CAPTIONS", "no"),
+        pytest.param(("MODEL.PAPER_VERSION", "False"), marks=pytest.mark.slow),
+        pytest.param(("SOLVER.AMP", "bf16"), marks=pytest.mark.slow),
+    ],
     ids=" ".join,
 )
 def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opts):

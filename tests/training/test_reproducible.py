@@ -101,6 +101,7 @@ def test_a_run_records_what_it_was_made_with(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_command_of_a_module_has_no_path(tmp_path):
     source = "from demo_sdtps.training.record import command\nprint(command())"
     (tmp_path / "shown.py").write_text(source)

@@ -31,7 +31,9 @@ def train(tiny_root, tmp_path, command):
 @pytest.mark.parametrize(
     ("opts", "epochs"),
     [
-        ("SOLVER.MAX_EPOCHS 1 SOLVER.EVAL_UNTRAINED False", [1]),
+        pytest.param(
+            "SOLVER.MAX_EPOCHS 1 SOLVER.EVAL_UNTRAINED False", [1], marks=pytest.mark.slow
+        ),
         ("SOLVER.MAX_EPOCHS 1 SOLVER.EVAL_UNTRAINED True", [0, 1]),
         ("SOLVER.MAX_EPOCHS 3 SOLVER.EVAL_PERIOD 2 SOLVER.EVAL_UNTRAINED False", [2, 3]),
     ],
@@ -71,7 +73,9 @@ def test_gradients_are_clipped_to_their_norm(train, monkeypatch, limit, precisio
     assert max(norms) > 1 if limit == "0" else max(norms) == pytest.approx(0.5, rel=error)
 
 
-@pytest.mark.parametrize(("pattern", "best"), [(1, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("pattern", "best"), [(1, 2), (2, 3), pytest.param(3, 1, marks=pytest.mark.slow)]
+)
 def test_the_best_checkpoint_is_that_of_the_return_pattern(train, monkeypatch, pattern, best):
     """The first of equal ones, by rankings of this test: which epoch is best by which features is open in a real training."""
     epochs = iter((1, 2, 3, 4))

@@ -28,6 +28,10 @@ CASES = {"dense": (*FUSION, *CENTERS), "SDTPS": ()} | {
 CASES["distilled"] = (*CASES["self_supervised"], *FUSION)
 
 
+SLOW = {"self_supervised": [], "dense": [pytest.mark.slow], "SDTPS": [pytest.mark.slow]}
+"""Marks of cases; the others are soak tests."""
+
+
 def compile_whole(*modules):
     """Without a compiler behind it; a break of the graph is an error. → the graphs to come."""
     torch._dynamo.reset()
@@ -44,7 +48,10 @@ def compile_whole(*modules):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "self_supervised")) for name in CASES],
+    [
+        pytest.param(name, marks=SLOW.get(name, [pytest.mark.slow, pytest.mark.soak]))
+        for name in CASES
+    ],
 )
 def test_model_and_loss_are_one_graph(name):
     """In training and in evaluation, with the results of no graph to the last bit."""

@@ -75,7 +75,10 @@ def test_a_forward_without_masks_has_no_loss():
         demo_sdtps.slim_loss(demo_sdtps.unslim(other))
 
 
-@pytest.mark.parametrize("kind", ["", "blocks", "segments", "whole"])
+@pytest.mark.parametrize(
+    "kind",
+    ["", "blocks", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("segments", "whole"))],
+)
 def test_training_steps_learn_the_masks(kind):
     """The loss falls, with recomputation as without; copies of the trained model have no part of its graph."""
     losses = []

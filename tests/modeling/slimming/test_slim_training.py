@@ -282,6 +282,7 @@ def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, settin
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_two_processes_train_like_one(tmp_path):
     """By DistributedDataParallel, each with its half of the images."""
     done = run_two("tests/helpers/two_slim_processes.py", tmp_path)

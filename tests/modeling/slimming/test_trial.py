@@ -91,7 +91,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("CrossViT", "DaViT")))
+        for name in REFUSED
+    ],
+)
 def test_before_the_first_forward(name):
     """By one sentence; the model is left as it was."""
     build, sentence, settings = REFUSED[name]
