@@ -172,7 +172,10 @@ def expected(sound):
     return [hits_at(sound, is_approximate) for is_approximate in (False, True)]
 
 
-@pytest.mark.parametrize("zeroes", [False, True], ids=["flipped", "zeroed"])
+@pytest.mark.parametrize(
+    "zeroes",
+    [pytest.param(False, id="flipped"), pytest.param(True, id="zeroed", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damage_of_any_file_gives_no_other_hits(sound, expected, kind, zeroes, tmp_path, capsys):
     """Each is of a copy, because LanceDB may remember what it has read."""

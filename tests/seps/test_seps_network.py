@@ -33,7 +33,10 @@ VERSIONS = {
     "paper": {"use_paper_version": True},
     "paper single": {"use_paper_version": True, "use_dual_aggr": False},
 }
-EVERY_VERSION = pytest.mark.parametrize("version", VERSIONS)
+EVERY_VERSION = pytest.mark.parametrize(
+    "version",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "paper single")) for name in VERSIONS],
+)
 WITH_LONG = pytest.mark.parametrize("has_long", [False, True], ids=["short", "long"])
 WITH_CLASS = pytest.mark.parametrize("has_class", [False, True], ids=["patches", "class"])
 

@@ -10,7 +10,7 @@ from demo_sdtps.modeling.slimming.scores import SCORES
 from demo_sdtps.training.distillation import Teacher
 from demo_sdtps.training.reid import ReIDLoss
 
-pytestmark = pytest.mark.usefixtures("shallow")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shallow")]
 
 SLIM = [
     "MODEL.SLIM_BLOCKS",
@@ -26,10 +26,6 @@ CASES = {"dense": (*FUSION, *CENTERS), "SDTPS": ()} | {
     score: (*SLIM, "MODEL.SLIM_SCORE", score, "MODEL.USE_SDTPS", "False") for score in SCORES
 }
 CASES["distilled"] = (*CASES["self_supervised"], *FUSION)
-
-
-SLOW = {"self_supervised": [], "dense": [pytest.mark.slow], "SDTPS": [pytest.mark.slow]}
-"""Marks of cases; the others are soak tests."""
 
 
 def compile_whole(*modules):
@@ -49,7 +45,7 @@ def compile_whole(*modules):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=SLOW.get(name, [pytest.mark.slow, pytest.mark.soak]))
+        pytest.param(name, marks=[pytest.mark.soak] * (name not in ("SDTPS", "self_supervised")))
         for name in CASES
     ],
 )

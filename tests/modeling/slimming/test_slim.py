@@ -27,7 +27,12 @@ from demo_sdtps.evaluation.operations import total_macs
 pytestmark = pytest.mark.numeric
 
 
-@pytest.fixture(params=CASES)
+SLOW = ("timm, registers", "timm, DINOv3", "CLIP's vision", "DINOv2, registers", "DeiT", "SigLIP")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
 def case(request):
     return CASES[request.param]
 
