@@ -12,6 +12,7 @@ from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file
 from demo_sdtps.commands import check_data, draw, flags, search, seps, synthetic
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets import SPLITS
 
 CONFIGS = ROOT / "configs"
@@ -62,6 +63,47 @@ def test_a_configuration_is_found_by_its_name(place, monkeypatch, capsys, words,
     assert name == cfg.DATASETS.NAMES and (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.SEED) == (2, 7)
     told = "" if str(config) in words.split() else f"configuration: {config}\n"
     assert capsys.readouterr().err == told
+
+
+START = (
+    "DATASETS.ROOT_DIR",
+    "synthetic",
+    "DATASETS.VALIDATION",
+    "0.25",
+    "INPUT.PIXEL_STD",
+    "[1,1,1]",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "changed"),
+    [
+        ("DeMo_Slim", CONFIGS / "Synthetic/DeMo_Slim.yml", {}),
+        (
+            "DeMo_Slim --teacher other",
+            CONFIGS / "Synthetic/DeMo_Slim.yml",
+            {"MODEL.TEACHER": "other"},
+        ),
+        ("DeMo_Slim DATASETS.ROOT_DIR x", CONFIGS / "Synthetic/DeMo_Slim.yml", {START[0]: "x"}),
+        ("RGBNT201/DeMo_Slim", CONFIGS / "RGBNT201/DeMo_Slim.yml", None),
+        ("DeMo_Slim --data one", CONFIGS / "RGBNT201/DeMo_Slim.yml", None),
+        ("mine", Path("mine.yml"), None),
+    ],
+)
+def test_a_slimmed_model_starts_from_a_dense_one(place, monkeypatch, words, config, changed):
+    """By a name without a folder on its data, read as it reads them."""
+    weights = str(checkpoint_file(place / "w.pth", load_cfg(CONFIG, START)))
+    parser = flags.training_parser("", "")
+    flags.add_teacher(parser)
+    monkeypatch.setattr(sys, "argv", ["x", *words.split(), "--from", weights])
+    arguments, cfg = flags.parse(parser)
+    assert arguments.config_file == str(config)
+    values, default = flatten(cfg), flatten(load_cfg(config))
+    same = {"TEST.WEIGHT": weights, "MODEL.TEACHER": weights}
+    if changed is not None:
+        same |= {START[0]: "synthetic", START[2]: 0.25, START[4]: [1, 1, 1]} | changed
+    same |= {"DATASETS.ROOT_DIR": "one"} if "--data" in words else {}
+    assert values == default | same
 
 
 def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, monkeypatch):
