@@ -69,6 +69,14 @@ def test_features_that_are_not_finite_are_compared_nowhere(reid, side, value):
         assert isinstance(refused.value, UserError) and isinstance(refused.value, ValueError), name
 
 
+@pytest.mark.parametrize("value", BAD[:4])
+def test_a_model_whose_features_are_not_finite_has_none(weights, files, value):
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    reid.model.backbone.vit.norm.bias.data[3] = value
+    with pytest.raises(UserError, match="The network's features are not finite"):
+        reid.features(**files)
+
+
 def test_distances_that_are_not_numbers_rank_nothing():
     values = torch.rand(2, 5)
     values[1, 4] = torch.nan
