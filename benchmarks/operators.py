@@ -22,12 +22,12 @@ from demo_sdtps.modeling.inference import inference
 from demo_sdtps.training.optim import make_optimizer
 
 BUDGETS = {
-    DENSE: (245, 913),
-    "distinctness": (350, 1032),
-    "supervised": (355, 1180),
-    "self_supervised": (355, 1407),
-    "saliency": (430, 1112),
-    "sdtps": (565, 1320),
+    DENSE: (245, 900),
+    "distinctness": (350, 977),
+    "supervised": (320, 1081),
+    "self_supervised": (320, 1248),
+    "saliency": (430, 1057),
+    "sdtps": (560, 1253),
 }
 """Operators at most, of inference and of a training step, by MODEL.SLIM_SCORE."""
 NO_KERNELS = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty_strided"}

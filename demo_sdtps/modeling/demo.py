@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from timm.layers import QuickGELU
@@ -35,11 +36,13 @@ class PIFE(nn.Module):
 
     def forward(self, patches: ByModality, class_tokens: ByModality) -> ByModality:
         """patches (B, N, C), class tokens (B, C) → global features (B, C), by modality."""
-        global_feats = {}
+        outputs = []
         for modality, tokens in patches.items():
+            layers: Any = self.reduce[modality]
+            norm, linear, activation = layers
             both = torch.cat([class_tokens[modality], tokens.mean(dim=1)], dim=-1)
-            global_feats[modality] = self.reduce[modality](both)
-        return global_feats
+            outputs.append(linear(norm(both)))
+        return split_rows(activation(torch.cat(outputs)), patches)
 
 
 @dataclass(frozen=True)

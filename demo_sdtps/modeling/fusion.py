@@ -90,35 +90,44 @@ class HDM(nn.Module):
         tokens·(W_kᵀq), where b_k cancels in the softmax, and the tokens are pooled before W_v. After dropout the weights do
         not sum to 1, so their sum multiplies b_v.
         """
-        query, key, value = self.projections()
+        (query, key, value), (query_bias, _, value_bias) = self.projections()
         globals_ = torch.stack([global_feats[name] for name in self.modalities])
-        weights = self.attention(patches, globals_, query, key)
+        weights = self.attention(patches, globals_, query, query_bias, key)
         pooled = self.pool(weights.flatten(2, 3).index_select(2, self.pairs), patches, globals_)
         values = torch.einsum("shdc,bshc->bshd", value.unflatten(1, self.by_head), pooled)
-        bias = self.in_proj_bias.chunk(3, dim=1)[2].unflatten(1, self.by_head)
+        bias = value_bias.unflatten(1, self.by_head)
         whole = (values + weights.sum(dim=(1, 2)).unsqueeze(-1) * bias).flatten(2)
-        return torch.einsum("sdc,bsc->bsd", self.out_proj_weight, whole) + self.out_proj_bias
+        bias, weight = self.out_proj_bias.unsqueeze(1), self.out_proj_weight.transpose(1, 2)
+        return torch.baddbmm(bias, whole.transpose(0, 1), weight).transpose(0, 1)
 
     def weights(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         """The attention weights of a forward, (B, 1 + N, modalities, 7, heads), the global feature's first; without dropout a
         subset's sum to 1."""
-        query, key, _ = self.projections()
+        (query, key, _), (query_bias, *_) = self.projections()
         globals_ = torch.stack([global_feats[name] for name in self.modalities])
-        return self.attention(patches, globals_, query, key)
+        return self.attention(patches, globals_, query, query_bias, key)
 
-    def projections(self) -> tuple[torch.Tensor, ...]:
-        """W_q, W_k and W_v, each (7, C, C)."""
+    def projections(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """W_q, W_k and W_v, each (7, C, C), and their biases, each (7, C)."""
         # One unbind for all: every single index would allocate a gradient as large as the whole tensor.
-        return self.in_proj_weight.unflatten(1, (3, -1)).unbind(1)
+        weights, biases = (
+            stacked.unflatten(1, (3, -1)).unbind(1)
+            for stacked in (self.in_proj_weight, self.in_proj_bias)
+        )
+        return weights, biases
 
     def attention(
-        self, patches: ByModality, globals_: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+        self,
+        patches: ByModality,
+        globals_: torch.Tensor,
+        query: torch.Tensor,
+        query_bias: torch.Tensor,
+        key: torch.Tensor,
     ) -> torch.Tensor:
-        """Patches (B, N, C), global features (3, B, C), W_q and W_k → weights as `weights` has them; 0 for a modality that is
+        """Patches (B, N, C), global features (3, B, C), W_q, b_q and W_k → what `weights` returns, 0 for a modality that is
         not in the subset."""
-        bias = self.in_proj_bias.chunk(3, dim=1)[0].unsqueeze(-1)
-        scale = HEAD_WIDTH**-0.5
-        queries = torch.baddbmm(bias, query, self.query.unsqueeze(-1), beta=scale, alpha=scale)
+        scale, bias, token = HEAD_WIDTH**-0.5, query_bias.unsqueeze(-1), self.query.unsqueeze(-1)
+        queries = torch.baddbmm(bias, query, token, beta=scale, alpha=scale)
         # W_kᵀq, whose product with a token is the token's logit.
         by_head = (part.unflatten(1, self.by_head) for part in (queries, key))
         keys = torch.einsum("shdn,shdc->shc", *by_head).flatten(1)

@@ -14,14 +14,17 @@ from demo_sdtps.runtime.matmul import float32_products
 
 @contextmanager
 def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
-    """Context manager: `model` is in evaluation mode without gradients, with backbone weights cast to `precision`, if given."""
-    backbone = model.backbone
+    """Context manager: `model` is in evaluation mode without gradients, with weights of backbone and scores in `precision`,
+    if given."""
+    backbone, slimming = model.backbone, model.slimming
     with evaluating(model):
         try:
-            model.backbone = backbone.cast_for_inference(precision) if precision else backbone
+            if precision:
+                model.backbone = backbone.cast_for_inference(precision)
+                model.slimming = slimming and slimming.cast_for_inference(precision)
             yield
         finally:
-            model.backbone = backbone
+            model.backbone, model.slimming = backbone, slimming
 
 
 @contextmanager

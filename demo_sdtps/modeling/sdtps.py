@@ -84,6 +84,12 @@ def straight_through_mask(noisy: torch.Tensor, hard: torch.Tensor, tau: float) -
     return hard + (soft - soft.detach())
 
 
+def best(score: torch.Tensor, keep: int) -> torch.Tensor:
+    """Indices of the `keep` best of N patches, best first: score (..., N) → (..., keep)."""
+    # stable: of equal patches the first
+    return score.detach().argsort(dim=-1, descending=True, stable=True)[..., :keep]
+
+
 def select(
     score: torch.Tensor, keep: int, gumbel_tau: float | None = None, by_noise: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,9 +99,7 @@ def select(
     the noisy scores choose, which samples without replacement from softmax(score) (Gumbel-top-k, Kool et al. 2019).
     """
     noisy = score if gumbel_tau is None else score + gumbel_noise(score)
-    ranking = (noisy if by_noise else score).detach()
-    # stable: of equal patches the first
-    kept = ranking.argsort(dim=-1, descending=True, stable=True)[..., :keep]
+    kept = best(noisy if by_noise else score, keep)
     hard = torch.zeros_like(score).scatter(-1, kept, 1.0)
     return kept, hard if gumbel_tau is None else straight_through_mask(noisy, hard, gumbel_tau)
 

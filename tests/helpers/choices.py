@@ -12,9 +12,9 @@ from demo_sdtps.modeling.slimming import stage
 def margins():
     """By how much, in each selection of this block, the last score that is kept exceeds the first that is dropped, relative to
     the largest absolute score of those that are selected from together: a list."""
-    choices, select = [], sdtps.select
+    choices, best = [], sdtps.best
 
-    def noting(score, keep, *more, **named):
+    def noting(score, keep):
         ordered = score.detach().double().sort(dim=-1, descending=True).values
         if keep < ordered.shape[-1]:
             choices.extend(
@@ -22,9 +22,9 @@ def margins():
                 .flatten()
                 .tolist()
             )
-        return select(score, keep, *more, **named)
+        return best(score, keep)
 
     with ExitStack() as changes:
         for module in (sdtps, stage):
-            changes.enter_context(mock.patch.object(module, "select", noting))
+            changes.enter_context(mock.patch.object(module, "best", noting))
         yield choices

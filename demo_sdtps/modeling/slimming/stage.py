@@ -5,6 +5,7 @@ that it is one gather, and the numbers of tokens depend on the settings alone. T
 other Vision Transformer by the hooks of hooks.py.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from demo_sdtps.modeling.modalities import ByModality, Grid, split_rows
-from demo_sdtps.modeling.sdtps import gather_tokens, select, softmax_mean
+from demo_sdtps.modeling.sdtps import best, gather_tokens, softmax_mean
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, StageRecord
 from demo_sdtps.modeling.slimming.scores.saliency import saliency
 from demo_sdtps.modeling.slimming.state import State
@@ -58,15 +59,13 @@ def run_stage(
     remaining, after = values, state
     if keep < state.count:
         if positions is None:
-            kept, decision = select(score, keep)
-            kept = kept.sort(dim=1).values  # in the order of the grid
+            kept = best(score, keep).sort(dim=1).values  # in the order of the grid
         else:
             kept = torch.searchsorted(state.places(values), positions)
-            decision = torch.zeros_like(score).scatter(1, kept, 1.0)
         remaining, after = keep_tokens(values, state, kept)
         if merge:
             # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
-            logits = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
+            logits = score.float().scatter(1, kept, -torch.inf).unsqueeze(1)
             extra = softmax_mean(state.patches(values), logits)
             remaining, after = append_token(remaining, after, extra)
     return Step(remaining, after, make_record(context, score, after.places(values)), loss)
@@ -127,6 +126,15 @@ class Slimming(nn.Module):
     def saliency(self, images: ByModality, window: Window, grid: Grid) -> ByModality:
         """That of images (B, 3, H, W), (B, N), where a score reads it; else {}."""
         return saliency(images, *window, grid) if self.reads_saliency else {}
+
+    def cast_for_inference(self, precision: torch.dtype) -> "Slimming":
+        """Copy whose scores hold the weights that autocast would cast at every forward in `precision`."""
+        slimming = copy.deepcopy(self)
+        for scorer in slimming.scores:
+            for module in scorer.modules() if scorer.is_autocast else ():
+                if isinstance(module, nn.Linear):
+                    module.to(precision)
+        return slimming
 
     @property
     def reads_saliency(self) -> bool:

@@ -70,6 +70,7 @@ class Score(nn.Module):
 
     masks = False  # whether it reads foreground masks in training, `State.foreground`
     reads_saliency: Any = False  # whether it reads `State.saliency`
+    is_autocast = False  # whether its linear layers run under autocast alone
     # A stage in place of `run_stage`, as the baselines of studies/ bring, in this project's model alone.
     run_stage: Callable[..., Any] | None = None
 

@@ -18,6 +18,8 @@ class SDTPSScore(Score):
     Missing modalities do not guide.
     """
 
+    is_autocast = True
+
     def __init__(
         self,
         width: int,

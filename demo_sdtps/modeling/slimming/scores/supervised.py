@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.modeling.modalities import ByModality, Grid
+from demo_sdtps.modeling.modalities import ByModality, Grid, split_rows
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
 
 HIDDEN = 64
@@ -22,6 +22,7 @@ class Supervised(Score):
     """
 
     masks = True
+    is_autocast = True
 
     def __init__(
         self,
@@ -46,12 +47,10 @@ class Supervised(Score):
         if not foreground:
             return None
         shares = context.at_places(foreground)
-        weights = {modality: 1.0 - absent.float() for modality, absent in context.missing.items()}
-        losses = []
-        for modality, score in scores.items():
-            share, weight = shares[modality].float(), weights.get(modality)
-            losses.append(F.binary_cross_entropy_with_logits(score, share, weight))
-        return self.loss_weight * torch.stack(losses).mean()
+        stack = lambda rows: torch.stack([rows[modality] for modality in scores])  # noqa: E731
+        weights = 1.0 - stack(context.missing).float() if context.missing else None
+        entropy = F.binary_cross_entropy_with_logits(stack(scores), stack(shares).float(), weights)
+        return self.loss_weight * entropy
 
     def foreground(self, context: Context) -> ByModality:
         """Shares (B, N) of the whole grid that the loss compares with; {} for none."""
@@ -73,10 +72,10 @@ class SelfSupervised(Supervised):
         assert state is not None
         if state.foreground:
             return state.foreground
-        scores = state.saliency
+        scores = torch.stack(list(state.saliency.values()))
         if state.shared:
-            scores = dict.fromkeys(scores, torch.stack(list(scores.values())).sum(dim=0))
-        return {modality: above_otsu(score) for modality, score in scores.items()}
+            return dict.fromkeys(state.saliency, above_otsu(scores.sum(dim=0)))
+        return split_rows(above_otsu(scores.flatten(0, 1)), state.saliency)
 
 
 def above_otsu(score: torch.Tensor) -> torch.Tensor:
