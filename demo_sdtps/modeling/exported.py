@@ -16,7 +16,7 @@ from demo_sdtps.config.common import WITHOUT_EFFECT
 from demo_sdtps.config.load import StoredText, flatten, parse_yaml
 from demo_sdtps.modeling.checkpoints.records import NUMBER, ORIGIN, PATTERN
 from demo_sdtps.runtime.errors import check_extra
-from demo_sdtps.runtime.files import has_form
+from demo_sdtps.runtime.files import has_form, is_sound
 from demo_sdtps.runtime.threads import THREADS, cpu_cores
 
 SUFFIXES = (".onnx", ".xml")
@@ -165,6 +165,9 @@ def _open(path: Path, amp: str, threads: int) -> tuple[str, Run]:
         raise UserError(
             f"The model {path} does not exist; give a file of demo-sdtps export onnx or export openvino."
         )
+    parts = [] if is_onnx else [path.with_suffix(".bin")]
+    if all(each.is_file() for each in parts) and not is_sound(path, *parts):
+        raise UserError(f"The model {path} is damaged, or was changed; export it again.")
     try:
         text, run = (_open_onnx if is_onnx else _open_openvino)(path, amp, threads)
     except Exception as error:  # both runtimes raise errors of their own

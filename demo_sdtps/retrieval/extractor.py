@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
+from safetensors.torch import save_model
 from torch import nn
 from yacs.config import CfgNode
 
@@ -23,6 +24,7 @@ from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import (
+    SAVED,
     SAVED_FORM,
     Checkpoint,
     load_weights,
@@ -32,7 +34,7 @@ from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.runtime.device import choose_device
-from demo_sdtps.runtime.files import has_form
+from demo_sdtps.runtime.files import SEAL, UNSEALED, has_form, seal
 
 logger = logging.getLogger(__name__)
 FEW = 256  # triplets up to which no loading processes are started
@@ -147,6 +149,11 @@ class Extractor(
             f"  {', '.join(self.model.modalities)} of {size} pixels → features of {widths} numbers\n"
             f"  {self.cameras or 'no'} cameras, on {choose_device(self.cfg)}"
         )
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        file = save_directory / SAVED
+        save_model(self, str(file), metadata={SEAL: UNSEALED})
+        seal(file)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """README.md of `save_pretrained`: data set, configuration and, where they are known, metrics and commit."""

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,9 @@ from demo_sdtps.runtime.errors import UserError
 
 LOCK = ".demo_sdtps.lock"
 """Name of a folder's lock file."""
+
+SEAL, UNSEALED = "file_digest", "0" * 64
+"""Entry of the metadata of a file of weights, and its value before `seal`."""
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +146,33 @@ def sha256(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def seal(path: Path, *others: Path) -> None:
+    """Write the digest of a file of weights, and of others that belong to it, in the place of the digits of its entry SEAL."""
+    (place, _), digest = _seal(path, others)
+    with open(path, "rb+") as file:
+        file.seek(place)
+        file.write(digest)
+
+
+def is_sound(path: Path, *others: Path) -> bool:
+    """Whether a file has the digest that `seal` wrote, or none, as files of others."""
+    (place, stored), digest = _seal(path, others)
+    return place < 0 or stored == digest
+
+
+def _seal(path: Path, others: Iterable[Path]) -> tuple[tuple[int, bytes], bytes]:
+    """Place, -1 for none, and digits of a file's digest, and what they are."""
+    content, place, stored = bytearray(path.read_bytes()), -1, b""
+    if match := re.search(SEAL.encode() + rb".{1,40}?([0-9a-f]{64})", content, re.DOTALL):
+        place, stored = match.start(1), bytes(match[1])
+        content[place : place + len(UNSEALED)] = UNSEALED.encode()
+        del match  # which keeps the array from changes of its size
+    digest = hashlib.sha256(content)
+    for other in others:
+        digest.update(other.read_bytes())
+    return (place, stored), digest.hexdigest().encode()
 
 
 def has_form(content: object, form: Any) -> bool:

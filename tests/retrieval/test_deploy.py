@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.exported import resized
+from demo_sdtps.retrieval.onnx_export import export_model
 from demo_sdtps.retrieval.onnx_export.operators import OPERATORS
 from studies import deployed
 
@@ -177,12 +179,37 @@ def test_files_that_cannot_be_used_are_named(exported, tmp_path):
     plain = onnx.load(exported[1])
     (entry,) = (each for each in plain.metadata_props if each.key == "demo_sdtps")
     record = json.loads(entry.value)
+    del record["file_digest"]
     wrong = ({"origin": [1]}, {"cameras": "4"}, {"columns": {"x": [0, 1]}}, {"size": 3})
     for text in (*(json.dumps(record | each) for each in wrong), "[]", "{", ""):
         entry.value = text
         onnx.save(plain, tmp_path / "plain.onnx")
         with pytest.raises(UserError, match="no record"):
             demo_sdtps.load(tmp_path / "plain.onnx")
+
+
+def test_a_flipped_bit_of_an_exported_file_is_told(exported, tmp_path):
+    """Anywhere, as in weights, where features would be other ones; also of a saved model."""
+    demo_sdtps.load(exported[0], "MODEL.DEVICE", "cpu").save_pretrained(tmp_path)
+    file = Path(shutil.copy(exported[1], tmp_path / "x.onnx"))
+    for path, place in ((file, file), (tmp_path / "model.safetensors", tmp_path)):
+        whole = path.read_bytes()
+        demo_sdtps.load(place)
+        for share in (0.1, 0.5, 0.9):
+            damaged = bytearray(whole)
+            damaged[int(share * len(whole))] ^= 1
+            path.write_bytes(damaged)
+            with pytest.raises(UserError, match="damaged"):
+                demo_sdtps.load(place)
+
+
+def test_a_failed_export_leaves_the_earlier_file_alone(exported, tmp_path):
+    file, blocked = tmp_path / "x.onnx", tmp_path / ".x.onnx.0.part"
+    file.write_bytes(b"earlier")
+    blocked.mkdir()
+    with pytest.raises(UserError, match=r"x\.onnx cannot be written"):
+        export_model(demo_sdtps.load(exported[0], "MODEL.DEVICE", "cpu"), file, overwrite=True)
+    assert {*tmp_path.iterdir()} == {file, blocked} and file.read_bytes() == b"earlier"
 
 
 def test_features_need_no_torch(exported, files):

@@ -10,6 +10,7 @@ import torch
 
 from demo_sdtps.modeling.checkpoints.fusion_weights import FUSION, stack_fusion, unstack_fusion
 from demo_sdtps.runtime.errors import UserError
+from demo_sdtps.runtime.files import is_sound
 
 Weights = dict[str, torch.Tensor]
 
@@ -51,6 +52,8 @@ def load_file(path: Path, without_weights: bool = False) -> object:
     """
     try:
         if path.suffix == ".safetensors":
+            if not is_sound(path):
+                raise ValueError(f"{path} is damaged")
             return safetensors.torch.load_file(path)
         # Files from before torch 1.6 are no archives and cannot be mapped.
         mapped = check_archive(path) and without_weights

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from demo_sdtps.modeling.exported import ABOUT
+from demo_sdtps.runtime.files import seal
 
 Feed = Mapping[str, np.ndarray]
 """The inputs of a model by their names."""
@@ -17,6 +18,12 @@ PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
 
 
 def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None:
+    """`_convert`, with another digest."""
+    _convert(path, precision, feeds)
+    seal(path)
+
+
+def _convert(path: Path, precision: str, feeds: Sequence[Feed]) -> None:
     """Convert a float32 model in its place, whose inputs and outputs stay so: to float16 throughout, or to int8 weights with
     activations that are quantised as they come ("int8"), or in the ranges that they have for `feeds` ("int8_static")."""
     import onnx
@@ -81,3 +88,4 @@ def write_openvino(
         )
     model.set_rt_info(about[ABOUT], [ABOUT])
     openvino.save_model(model, path, compress_to_fp16=False)
+    seal(path, path.with_suffix(".bin"))

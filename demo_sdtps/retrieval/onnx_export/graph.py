@@ -23,6 +23,7 @@ from demo_sdtps.modeling.exported import (
     UINT8,
 )
 from demo_sdtps.retrieval.extractor import Extractor
+from demo_sdtps.runtime.files import SEAL, UNSEALED, seal
 
 OUTPUTS = tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)
 MOST = 65536
@@ -120,6 +121,7 @@ def write_onnx(extractor: Extractor, path: Path, inputs: str = NORMALISED) -> No
     assert program is not None
     program.model.metadata_props.update(metadata(extractor, inputs))
     program.save(path)
+    seal(path)
 
 
 def metadata(extractor: Extractor, inputs: str) -> dict[str, str]:
@@ -141,6 +143,7 @@ def metadata(extractor: Extractor, inputs: str) -> dict[str, str]:
         "size": list(cfg.INPUT.SIZE_TEST),
         "columns": columns,
         "origin": extractor.origin,
+        SEAL: UNSEALED,
     }
     others = {
         **dict(zip(("height", "width"), cfg.INPUT.SIZE_TEST, strict=True)),
