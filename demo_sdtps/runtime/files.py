@@ -152,8 +152,8 @@ def seal(path: Path, *others: Path) -> None:
     """Write the digest of a file of weights, and of others that belong to it, in the place of the digits of its entry SEAL."""
     (place, _), digest = _seal(path, others)
     with open(path, "rb+") as file:
-        file.seek(place)
-        file.write(digest)
+        file.seek(max(0, place))
+        file.write(digest if place >= 0 else b"")
 
 
 def is_sound(path: Path, *others: Path) -> bool:
