@@ -76,8 +76,10 @@ def test_gradients_are_clipped_to_their_norm(train, monkeypatch, limit, precisio
 @pytest.mark.parametrize(
     ("pattern", "best"), [(1, 2), (2, 3), pytest.param(3, 1, marks=pytest.mark.slow)]
 )
-def test_the_best_checkpoint_is_that_of_the_return_pattern(train, monkeypatch, pattern, best):
-    """The first of equal ones, by rankings of this test: which epoch is best by which features is open in a real training."""
+def test_the_best_checkpoint_is_that_of_the_return_pattern(
+    train, tiny_root, command, monkeypatch, pattern, best
+):
+    """The first of equal ones, of a run that goes on too, by rankings of this test: a real training may have any."""
     epochs = iter((1, 2, 3, 4))
 
     def rankings(*_):
@@ -91,11 +93,14 @@ def test_the_best_checkpoint_is_that_of_the_return_pattern(train, monkeypatch, p
         }
 
     monkeypatch.setattr(reid, "evaluate_reid", rankings)
-    output = train(
-        *["SOLVER.MAX_EPOCHS", "4", "SOLVER.EVAL_PERIOD", "1", "SOLVER.EVAL_UNTRAINED", "False"],
+    words = [
+        *["SOLVER.EVAL_PERIOD", "1", "SOLVER.EVAL_UNTRAINED", "False"],
         *["SOLVER.IMS_PER_BATCH", "24", "DATALOADER.NUM_INSTANCE", "4"],
         *f"TEST.MISS nothing TEST.RETURN_PATTERN {pattern}".split(),
-    )
+    ]
+    output = train("SOLVER.MAX_EPOCHS", "3", *words)
+    words += ["OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "4", "RESUME", "yes"]
+    assert command(train_net.main, *cli_args_for(tiny_root, *words))[0] == 0
     assert torch.load(output / "best.pth", weights_only=True)["epoch"] == best
 
 
