@@ -1,0 +1,46 @@
+"""Variants of a study that start or learn from the runs of another."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import CONFIG, ROOT
+
+from demo_sdtps.config import UserError
+from demo_sdtps.study.runs import steps
+from demo_sdtps.study.variants import make_variants, read_study
+
+
+def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+
+    def variants(dense, **sources):
+        path, named = tmp_path / "x.yml", {"dense": {"set": dense}, "slim": sources}
+        path.write_text(
+            yaml.safe_dump(
+                {"config": str(CONFIG), "missing": True, "variants": named}, sort_keys=False
+            )
+        )
+        study = read_study(path)
+        return study, make_variants(study, [], Path("r"))
+
+    study, (dense, slim) = variants({}, start="dense", teacher="dense")
+    words = steps(slim, 2, study)[0][0]
+    weights = str(dense.run_folder(2) / "last.pth")
+    assert words[-4:] == ["TEST.WEIGHT", weights, "MODEL.TEACHER", weights]
+    assert slim.facts["command"].endswith("TEST.WEIGHT '<dense>' MODEL.TEACHER '<dense>'")
+    (test, _), *_ = steps(slim, 2, study)[1:]
+    assert test[test.index("MODEL.TEACHER") + 2 :][:2] == [
+        "TEST.WEIGHT",
+        str(slim.run_folder(2) / "last.pth"),
+    ]
+    others = [
+        variants({}, teacher="dense"),
+        variants({}, start="dense"),
+        variants({"MODEL.SDTPS_BETA": 0.3}, start="dense", teacher="dense"),
+    ]
+    taught = [slim, *(variant for _, (_, variant) in others)]
+    for place in ("configuration", "folder"):
+        assert len({getattr(variant, place) for variant in taught}) == 4
+    with pytest.raises(UserError, match="'slim' starts or learns from 'slim', which is no variant"):
+        variants({}, teacher="slim")
