@@ -278,7 +278,10 @@ FIGURES: dict[str, tuple[Callable[[Any, Path], object], str]] = {
     "demo_cross_modal": (draw_cross_modal, "cross_modal"),
 }
 """Of docs/images: NAME.png, and NAME_dark.png for dark pages: how they are drawn, and the data."""
-BENCHMARKS = ("performance", "slimming", "any_vit", "slim_hosts", "search", "seps", "models", "gpu")
+BENCHMARKS = (
+    *("performance", "slimming", "operators", "any_vit", "slim_hosts", "search", "seps", "models"),
+    "gpu",
+)
 RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
 TABLES: dict[str, tuple[Callable[..., str], str]] = {
     **{make.__name__: (make, "") for make in (interface, commands, keys, summary)},
