@@ -56,11 +56,10 @@ def table_rows(text):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch, command):
-    """What is lost, and it alone, is made again; one learns from the other's runs, which are made before."""
+    """What is lost, and it alone, is made again."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "studies" / "runs"
-    variants = {"Baseline": {"config": str(BASELINE)}, "SDTPS": {"teacher": "Baseline"}}
-    study = write(tmp_path, variants)
+    study = write(tmp_path, {"Baseline": {"config": str(BASELINE)}, "SDTPS": {}})
     files = tmp_path / "x.csv", tmp_path / "x.tex"
     tables = ("--csv", files[0], "--latex", files[1], "--overwrite")
     words = [study, *tables, "--jobs", "2", *SHORT.split(), tiny_root]
@@ -88,11 +87,7 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     for run in (path.parent for path in runs.rglob("metrics.json")):
         assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
-        is_taught = run.parent.name.startswith("DeMo_SDTPS")
-        assert (run / "selection.json").exists() == is_taught
-        config = (run / "config.yml").read_text()
-        (teacher,) = runs.glob(f"Baseline-*/{run.name}/last.pth")
-        assert (f"TEACHER: {teacher.relative_to(tmp_path)}" in config) == is_taught
+        assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
 
     rows = [*csv.reader(files[0].read_text().splitlines())]
     printed = table_rows(study_markdown(repeated))
