@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -342,13 +343,7 @@ class MultiModalSDTPS(SDTPS):
             raise ValueError(
                 f"The input has {counts} patches, but this SDTPS is for {self.num_patches}."
             )
-        selections = (
-            super()
-            .forward(
-                dict(zip(STATE_NAMES, patches)),  # noqa: B905 (Python 3.8)
-                dict(zip(STATE_NAMES, global_feats)),  # noqa: B905
-                dict(zip(STATE_NAMES, missing)),  # noqa: B905
-            )
-            .values()
-        )
+        values: Any = (patches, global_feats, missing)
+        arguments: Any = (dict(zip(STATE_NAMES, each)) for each in values)  # noqa: B905 (Python 3.8)
+        selections = super().forward(*arguments).values()
         return *(each.tokens for each in selections), *(each.mask for each in selections)
