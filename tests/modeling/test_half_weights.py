@@ -9,6 +9,7 @@ from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.backbones.half_weights import half_weights
+from demo_sdtps.modeling.slimming.scores.base import Score
 
 
 def make_network():
@@ -68,3 +69,23 @@ def test_weights_are_cast_inside_alone_and_only_for_gradients_in_half_precision(
     after = dict(network.named_parameters())
     assert after.keys() == before.keys() and all(after[name] is before[name] for name in before)
     network(torch.zeros(1, 3, 8, 8)).sum().backward()
+
+
+class Precise(Score):
+    """A score of the user's, which computes in float32."""
+
+    def __init__(self):
+        super().__init__(16, (1, 4))
+        self.linear = nn.Linear(16, 1)
+
+    def score(self, tokens, context):
+        with torch.autocast("cpu", enabled=False):
+            return self.linear(tokens.float()).squeeze(-1)
+
+
+def test_a_score_may_compute_outside_autocast():
+    network = nn.Sequential(nn.Linear(16, 16), Precise())
+    with torch.autocast("cpu", torch.bfloat16), half_weights(network):
+        assert network[0].weight.dtype == torch.bfloat16
+        network[1].score(network[0](torch.ones(2, 4, 16)), None).sum().backward()
+    assert all(weight.grad is not None for weight in network.parameters())

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QUICK_GELU, QuickGELUMlp
+from demo_sdtps.modeling.slimming.scores.base import Score
 
 
 class Cast(torch.autograd.Function):
@@ -49,7 +50,8 @@ def _scaled(tensors: Sequence[torch.Tensor], ups: int, downs: int) -> list[torch
 
 def half_weights(model: nn.Module) -> AbstractContextManager[None]:
     """Context manager: under autocast with gradients, linear and convolution layers of `model` have weights in its precision,
-    which pass their gradients on, and are bit-equal to what autocast makes of them. Compiled code fuses its casts itself."""
+    which pass their gradients on, and are bit-equal to what autocast makes of them; but for a score that may compute outside
+    autocast. Compiled code fuses its casts itself."""
     kind = next(model.parameters()).device.type
     is_cast = torch.is_autocast_enabled(kind) and torch.is_grad_enabled()
     if not is_cast or torch.compiler.is_compiling():
@@ -59,10 +61,13 @@ def half_weights(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _replaced(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    mlps = [module for module in model.modules() if isinstance(module, QuickGELUMlp)]
+    scores = (each for each in model.modules() if isinstance(each, Score) and not each.is_autocast)
+    left_out = {module for score in scores for module in score.modules()}
+    modules = [module for module in model.modules() if module not in left_out]
+    mlps = [module for module in modules if isinstance(module, QuickGELUMlp)]
     ups = [(mlp.fc1, name) for mlp in mlps for name in ("weight", "bias")]
     scaled = [*ups, *((mlp.fc2, "weight") for mlp in mlps)]
-    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+    layers = [module for module in modules if isinstance(module, (nn.Linear, nn.Conv2d))]
     pairs = [(layer, name) for layer in layers for name, _ in layer.named_parameters(recurse=False)]
     places = [*scaled, *(pair for pair in pairs if pair not in scaled)]
     weights = [layer._parameters[name] for layer, name in places]
