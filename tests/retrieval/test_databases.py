@@ -107,7 +107,6 @@ def test_duckdb_reads_the_file(export, dtype, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.soak
 @DTYPES
 def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
     """Exactly without the index; by it, as many of them as the page says."""
@@ -134,7 +133,6 @@ def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
 
 
 @pytest.mark.slow
-@pytest.mark.soak
 @DTYPES
 def test_milvus_gives_the_hits_of_exact_search(export, dtype):
     gallery = export(600, 5120, dtype)
