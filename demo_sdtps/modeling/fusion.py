@@ -51,12 +51,12 @@ class HDM(nn.Module):
         self.modalities, self.subsets = tuple(modalities), modality_subsets(modalities)
         if width % HEAD_WIDTH:
             raise UserError(
-                f"MODEL.HDM is True, but the backbone's width {width} is no multiple of {HEAD_WIDTH}, the width of "
+                f"MODEL.HDM is True, but the backbone's width {width} is no multiple of {HEAD_WIDTH}, the width of an "
                 "attention head; choose another MODEL.TRANSFORMER_TYPE or set MODEL.HDM to False."
             )
         count = len(self.subsets)
-        self.by_head = width // HEAD_WIDTH, HEAD_WIDTH
         self.heads, self.dropout = width // HEAD_WIDTH, dropout
+        self.by_head = self.heads, HEAD_WIDTH  # (heads, channels)
         self.query = nn.Parameter(torch.randn(count, width) * width**-0.5)
         self.in_proj_weight = nn.Parameter(torch.empty(count, 3 * width, width))
         self.in_proj_bias = nn.Parameter(torch.zeros(count, 3 * width))

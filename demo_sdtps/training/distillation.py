@@ -69,7 +69,8 @@ def read_teacher(
             f"{student.num_class} at {cfg.DATASETS.ROOT_DIR}); give a teacher that was trained on these, or none."
         )
     check_finite(path, checkpoint.model.values())
-    model = make_model(trained, *counts).eval().requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):  # the training draws what one without a teacher draws
+        model = make_model(trained, *counts).eval().requires_grad_(False)
     heads = [name for name in student.heads if name in model.heads]
     if not heads:
         raise UserError(

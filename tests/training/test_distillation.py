@@ -95,6 +95,14 @@ def test_the_loss_follows_it_and_a_head_that_it_lacks_does_not(task, dense, cfg)
     assert not [name for name in without.loss(batch).sums if "distill" in name]
 
 
+def test_the_training_draws_what_one_without_a_teacher_draws(cfg, dense):
+    states = []
+    for path in ("", str(dense)):
+        make_task(with_values(cfg, {"MODEL.TEACHER": path}), CPU, None)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
 @pytest.fixture(scope="module")
 def words(tiny_root, dense):
     """A slimmed model's training by a teacher, with everything random, and everything that has a state."""
