@@ -15,10 +15,10 @@ from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.inference import evaluating, inference
 
 OPERATORS = {
-    1: "add clamp_min cos cummin cumsum diff div gelu linalg_vector_norm log mean minimum mul neg pow rsub sigmoid sin "
+    1: "abs add amin clamp_min cos cumsum diff div gelu linalg_vector_norm log mean mul neg pow rsub sigmoid sin "
     "softmax sub sum",
     3: "silu",  # stands for quick GELU
-    0: "__or__ all aminmax any argsort avg_pool2d expand_as flip index_copy kthvalue le lt ne ones_like pad rand repeat "
+    0: "__or__ all aminmax any argsort avg_pool2d expand_as index_copy kthvalue le lt ne ones_like pad rand repeat "
     "repeat_interleave scatter searchsorted sort topk unflatten view_as where",
 }
 """Operators of torch that fvcore does not know, by their operations per element of the result."""

@@ -35,6 +35,8 @@ class State:
     extra: int = 0  # E
     # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
     positions: torch.Tensor | None = None
+    # What a score computes of the images once for all stages, by its name and modality.
+    computed: dict[str, ByModality] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -29,18 +29,6 @@ def cdist(first, second, p, compute_mode):
     return op.ReduceL2(steps, op.Constant(value_ints=[-1]), keepdims=0)
 
 
-def cummin(values, dim):
-    """Minimum of the values up to each along `dim`, and that again in the place of the indices, which nothing reads."""
-    rank, length = len(values.shape), values.shape[dim]
-    dim %= rank
-    later = [torch.inf if j > i else 0.0 for i in range(length) for j in range(length)]
-    shape = op.Constant(value_ints=[length, length, *[1] * (rank - 1 - dim)])
-    mask = op.Reshape(op.Constant(value_floats=later), shape)
-    pairs = op.Add(op.Unsqueeze(values, op.Constant(value_ints=[dim])), mask)
-    minima = op.ReduceMin(pairs, op.Constant(value_ints=[dim + 1]), keepdims=0)
-    return minima, minima
-
-
 def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None, sorter=None):
     """The number of boundaries (…, n) below each of the values (…, m), int64."""
     below = op.Less(
@@ -54,7 +42,6 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.sort.stable: sort_stable,
     aten.kthvalue.default: kthvalue,
     aten._cdist_forward.default: cdist,
-    aten.cummin.default: cummin,
     aten.searchsorted.Tensor: searchsorted,
 }
 """For `custom_translation_table` of torch.onnx.export."""

@@ -62,13 +62,13 @@ def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: Grid) -> torch.Te
     Every round goes along all rows and columns in both directions, so that ways have up to ROUNDS · 2 turns.
     """
     cost, colour_grid = start.unflatten(1, grid), colours.unflatten(1, grid)
-    # Along a line with the sums S of its steps, the cheapest way to x is S(x) + min over y before x of cost(y) - S(y).
-    sums = {}
+    # Along a line with the sums S of its steps, the cheapest way to x is min over y of cost(y) + |S(x) - S(y)|.
+    ways = {}
     for dim, first in ((1, (0, 0, 1, 0)), (2, (1, 0))):
-        sums[dim] = F.pad(colour_grid.diff(dim=dim).norm(dim=-1), first).cumsum(dim)
+        sums = F.pad(colour_grid.diff(dim=dim).norm(dim=-1), first).cumsum(dim).transpose(dim, 2)
+        ways[dim] = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).abs()
     for _ in range(ROUNDS):
-        for dim, steps in sums.items():
-            forth = (cost - steps).cummin(dim).values + steps
-            back = (cost + steps).flip(dim).cummin(dim).values.flip(dim) - steps
-            cost = torch.minimum(forth, back)
+        for dim, lengths in ways.items():
+            lines = cost.transpose(dim, 2).unsqueeze(-2)
+            cost = (lines + lengths).amin(dim=-1).transpose(dim, 2)
     return cost.flatten(1)
