@@ -128,13 +128,15 @@ class Slimming(nn.Module):
         return saliency(images, *window, grid) if self.reads_saliency else {}
 
     def cast_for_inference(self, precision: torch.dtype) -> "Slimming":
-        """Copy whose scores hold the weights that autocast would cast at every forward in `precision`."""
-        slimming = copy.deepcopy(self)
-        for scorer in slimming.scores:
+        """The same stages with copies of the scores that hold the weights which autocast would cast at every forward in
+        `precision`; a score that may compute outside autocast is itself."""
+        scores = [copy.deepcopy(each) if each.is_autocast else each for each in self.scores]
+        for scorer in scores:
             for module in scorer.modules() if scorer.is_autocast else ():
                 if isinstance(module, nn.Linear):
                     module.to(precision)
-        return slimming
+        slimming = Slimming(self.blocks, self.keep, scores, self.merge, self.shared)
+        return slimming.train(self.training)
 
     @property
     def reads_saliency(self) -> bool:
