@@ -168,10 +168,10 @@ def difference(one, other):
 
 
 def importing_from(checkout, folder):
-    """The environment of a process that imports the modules of a checkout, and demo_sdtps by a link in `folder`: beside the
-    package itself are links of the hosts' names."""
-    (folder / "demo_sdtps").symlink_to(ROOT / "demo_sdtps")
-    (folder / "studies").symlink_to(ROOT / "studies")
+    """The environment of a process that imports the modules of a checkout, and this project's by links in `folder`: beside
+    these themselves are others of the hosts' names."""
+    for name in ("demo_sdtps", "studies", "benchmarks", "tests"):
+        (folder / name).symlink_to(ROOT / name)
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
     others = [path for path in paths if path != str(ROOT)]
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(folder), *others])}
