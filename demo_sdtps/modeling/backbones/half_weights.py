@@ -12,16 +12,17 @@ from demo_sdtps.modeling.slimming.scores.base import Score
 
 
 class Cast(torch.autograd.Function):
-    """Weights → their copies in `dtype`, as one operator: the first `ups` of them times QUICK_GELU, the `downs` after these
-    divided by it. So are the gradients."""
+    """Weights → their copies in `dtype`, as one operator: the first `expanding` of them times QUICK_GELU, the next
+    `contracting` divided by it. So are the gradients."""
 
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, ups: int, downs: int, *weights: torch.Tensor
+        ctx: Any, dtype: torch.dtype, expanding: int, contracting: int, *weights: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.scaled, ctx.dtype = (range(ups), range(ups, ups + downs)), weights[0].dtype
-        copies = _copies(_scaled(weights, ups, downs), dtype)
+        ctx.scaled = range(expanding), range(expanding, expanding + contracting)
+        ctx.dtype = weights[0].dtype
+        copies = _copies(_scaled(weights, expanding, contracting), dtype)
         pairs = zip(copies, ctx.needs_input_grad[3:], strict=True)
         ctx.mark_non_differentiable(*(copy for copy, is_learned in pairs if not is_learned))
         return tuple(copies)
@@ -41,11 +42,13 @@ def _copies(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.T
     return copies
 
 
-def _scaled(tensors: Sequence[torch.Tensor], ups: int, downs: int) -> list[torch.Tensor]:
-    first, last = list(tensors[:ups]), list(tensors[ups : ups + downs])
+def _scaled(
+    tensors: Sequence[torch.Tensor], expanding: int, contracting: int
+) -> list[torch.Tensor]:
+    first, last = list(tensors[:expanding]), list(tensors[expanding : expanding + contracting])
     multiplied = torch._foreach_mul(first, QUICK_GELU) if first else []
     divided = torch._foreach_div(last, QUICK_GELU) if last else []
-    return [*multiplied, *divided, *tensors[ups + downs :]]
+    return [*multiplied, *divided, *tensors[expanding + contracting :]]
 
 
 def half_weights(model: nn.Module) -> AbstractContextManager[None]:
@@ -65,24 +68,24 @@ def _replaced(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     left_out = {module for score in scores for module in score.modules()}
     modules = [module for module in model.modules() if module not in left_out]
     mlps = [module for module in modules if isinstance(module, QuickGELUMlp)]
-    ups = [(mlp.fc1, name) for mlp in mlps for name in ("weight", "bias")]
-    scaled = [*ups, *((mlp.fc2, "weight") for mlp in mlps)]
+    expanding = [(mlp.fc1, name) for mlp in mlps for name in ("weight", "bias")]
+    scaled = [*expanding, *((mlp.fc2, "weight") for mlp in mlps)]
     layers = [module for module in modules if isinstance(module, (nn.Linear, nn.Conv2d))]
     pairs = [(layer, name) for layer in layers for name, _ in layer.named_parameters(recurse=False)]
-    places = [*scaled, *(pair for pair in pairs if pair not in scaled)]
-    weights = [layer._parameters[name] for layer, name in places]
-    copies = Cast.apply(dtype, len(ups), len(mlps), *weights)
+    parameters = [*scaled, *(pair for pair in pairs if pair not in scaled)]
+    weights = [layer._parameters[name] for layer, name in parameters]
+    copies = Cast.apply(dtype, len(expanding), len(mlps), *weights)
     try:
-        _put(places, copies)
+        _set_parameters(parameters, copies)
         for mlp in mlps:
             mlp.is_folded = True
         yield
     finally:
-        _put(places, weights)
+        _set_parameters(parameters, weights)
         for mlp in mlps:
             mlp.is_folded = False
 
 
-def _put(places: Sequence[tuple[nn.Module, str]], tensors: Sequence[Any]) -> None:
-    for (layer, name), tensor in zip(places, tensors, strict=True):
+def _set_parameters(parameters: Sequence[tuple[nn.Module, str]], tensors: Sequence[Any]) -> None:
+    for (layer, name), tensor in zip(parameters, tensors, strict=True):
         layer._parameters[name] = tensor
