@@ -70,7 +70,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 def read_result(path: Path) -> dict[str, Any]:
     """Content of the result of a study."""
     result = read_json(path, FORM)
-    if not (result and result["variants"]):
+    if result is None:
         raise UserError(
             f"{path} is no result of demo-sdtps study, such as docs/results/slimming.json; give another --json."
         )
