@@ -42,9 +42,10 @@ def _mistakes(cfg: CfgNode) -> Iterator[str]:
     test, train = cfg.INPUT.SIZE_TEST, cfg.INPUT.SIZE_TRAIN
     if test != train:
         yield f"INPUT.SIZE_TEST is {test} and INPUT.SIZE_TRAIN {train}; make them equal."
-    name, patch = model.TRANSFORMER_TYPE, model.PATCH_SIZE
-    if patch and (name == CLIP_BACKBONE or model.PRETRAIN_PATH_T == HUB):
-        yield f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has one of its own; set it to 0."
+    name = model.TRANSFORMER_TYPE
+    for key in ("PATCH_SIZE", "DEPTH"):
+        if model[key] and (name == CLIP_BACKBONE or model.PRETRAIN_PATH_T == HUB):
+            yield f"MODEL.{key} is {model[key]}, but {name} with its published weights has one of its own; set it to 0."
     if cfg.TEST.CROSS_MODAL and (cfg.TEST.RE_RANKING == "yes" or miss not in ("None", "nothing")):
         yield "TEST.CROSS_MODAL is True, which compares all cases without re-ranking; leave TEST.MISS and TEST.RE_RANKING out."
     if miss in MISSING_CASES and not set(miss) < {name[0].lower() for name in model.MODALITIES}:

@@ -90,6 +90,7 @@ KEYS = (
     ),
     Key("MODEL.TEACHER", "", "checkpoint whose logits training follows (distillation); '': none"),
     Key("MODEL.PATCH_SIZE", 0, "side of a patch of random weights; 0: its own", *NOT_NEGATIVE),
+    Key("MODEL.DEPTH", 0, "number of blocks of random weights; 0: its own", *NOT_NEGATIVE),
     Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches; below the patch they overlap", *SIZE),
     Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block; not in CLIP's", *BELOW_ONE),
     Key("MODEL.DROP_OUT", 0.0, "dropout in the backbone; not in CLIP's", *BELOW_ONE),

@@ -25,6 +25,12 @@ def test_dropout_of_mlps_and_attention_acts_in_training_only(key):
         assert torch.equal(first, second) is not is_training
 
 
+@pytest.mark.parametrize("name", ["test_vit", "eva02_tiny_patch14_224"])
+def test_the_backbone_has_as_many_blocks_as_are_asked_for(name):
+    model = tiny_model("MODEL.TRANSFORMER_TYPE", name, "MODEL.DEPTH", 3)
+    assert len(model.backbone.vit.blocks) == 3
+
+
 @pytest.mark.parametrize(("beta", "by_mlp", "by_guides"), [(0, 1, 0), (0.25, 1, 1), (0.5, 0, 1)])
 @torch.no_grad()
 def test_beta_weighs_the_mlp_and_the_other_modalities(beta, by_mlp, by_guides):

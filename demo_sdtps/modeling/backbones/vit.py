@@ -40,7 +40,7 @@ class ViT(Backbone):
 
 
 def regularisation(cfg: CfgNode) -> dict[str, object]:
-    """timm's arguments for dropout and stochastic depth, and for MODEL.PATCH_SIZE where it is given."""
+    """timm's arguments for dropout and stochastic depth, and for MODEL.PATCH_SIZE and DEPTH where they are given."""
     model = cfg.MODEL
     return {
         "drop_path_rate": model.DROP_PATH,
@@ -48,6 +48,7 @@ def regularisation(cfg: CfgNode) -> dict[str, object]:
         "proj_drop_rate": model.DROP_OUT,
         "attn_drop_rate": model.ATT_DROP_RATE,
         **({"patch_size": model.PATCH_SIZE} if model.PATCH_SIZE else {}),
+        **({"depth": model.DEPTH} if model.DEPTH else {}),
     }
 
 
