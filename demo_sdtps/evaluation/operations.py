@@ -18,8 +18,8 @@ OPERATORS = {
     1: "abs add amin clamp_min cos cumsum diff div gelu linalg_vector_norm log mean mul neg pow rsub sigmoid sin "
     "softmax sub sum",
     3: "silu",  # stands for quick GELU
-    0: "__or__ all aminmax any argsort avg_pool2d expand_as index_copy kthvalue le lt ne ones_like pad rand repeat "
-    "repeat_interleave scatter searchsorted sort topk unflatten view_as where",
+    0: "__or__ all aminmax any argsort avg_pool2d expand_as index_copy index_select kthvalue le lt ne ones_like pad rand "
+    "repeat repeat_interleave scatter searchsorted sort topk unflatten view_as where",
 }
 """Operators of torch that fvcore does not know, by their operations per element of the result."""
 
@@ -71,6 +71,7 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
     analysis = FlopCountAnalysis(model, inputs)
     analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
     analysis.set_op_handle("aten::cdist", distance_macs)
+    analysis.set_op_handle("aten::baddbmm", product_macs)
     for count, names in OPERATORS.items():
         rule = elementwise_flop_counter(0, count)
         for name in names.split():
@@ -130,6 +131,11 @@ def attention_macs(inputs: list, outputs: list) -> int:
     """Fused attention of queries (…, L, E), keys (…, S, E) and values (…, S, V): both matrix products."""
     query, key, value = (tensor.type().sizes() for tensor in inputs[:3])
     return prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def product_macs(inputs: list, outputs: list) -> int:
+    """A sum and the products of a batch of matrices (B, L, E) and (B, E, S)."""
+    return prod(inputs[1].type().sizes()) * inputs[2].type().sizes()[-1]
 
 
 def distance_macs(inputs: list, outputs: list) -> int:

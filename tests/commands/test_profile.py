@@ -82,12 +82,13 @@ def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_profile_of_a_checkpoint(command, tmp_path):
-    """With its configuration, identities and cameras; other numbers and another model are refused."""
+def test_profile_of_a_checkpoint(command, tmp_path, caplog):
+    """With its configuration, identities and cameras, no operator left out; other numbers and another model are refused."""
     words = cli_args_for("nowhere", "MODEL.HDM", "True")
     weight = checkpoint_file(tmp_path / "x.pth", load_cfg(CONFIG, words[2:]), classes=9, cameras=3)
     code, stdout, stderr = command(profile_flops.main, "--weight", weight)
     assert code == 0, stderr
+    assert "Not counted" not in caplog.text
     sizes = ("--num_class", "9", "--camera_num", "3")
     assert stdout == command(profile_flops.main, *words, *sizes)[1]
     assert stdout == command(profile_flops.main, *words, *sizes, "--weight", weight)[1]
