@@ -22,7 +22,7 @@ from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.study.report import difference_text, interval, np, study_markdown
 from demo_sdtps.study.results import final_metric
-from studies import deployed, figures, mixed_gallery, public_logs
+from studies import deployed, figures, mixed_gallery, off_the_shelf, public_logs
 
 Record = dict[str, Any]
 """The content of a JSON file of docs/."""
@@ -293,6 +293,7 @@ TABLES: dict[str, tuple[Callable[..., str], str]] = {
     "public logs runs": (public_logs.alone_table, "public_logs"),
     "mixed gallery": (mixed_gallery.table, "mixed_gallery"),
     "deployed": (deployed.table, "deployed"),
+    "off the shelf": (off_the_shelf.table, "off_the_shelf"),
 }
 """By the names in the markers: how they are made, and the data, where these are one file."""
 
