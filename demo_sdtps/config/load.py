@@ -171,17 +171,16 @@ def read_yaml(path: Path, kind: str, advice: str) -> dict:
     return parse_yaml(text, f"The {kind} {path}")
 
 
-class UniqueKeys(yaml.SafeLoader):
-    """A safe loader that refuses a key that stands twice in one mapping, where PyYAML takes the last."""
+class UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A safe loader, in C where PyYAML has it. Refuses a key that stands twice in a mapping, where PyYAML takes the last."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys: dict[str, yaml.Node] = {}
         for key, _ in node.value:
             if (first := keys.setdefault(str(key.value), key)) is not key:
                 lines = [each.start_mark.line + 1 for each in (first, key)]
                 raise yaml.YAMLError(f"{key.value} stands in lines {lines[0]} and {lines[1]}")
-        return node
+        return super().construct_mapping(node, deep)
 
 
 def parse_yaml(text: str, what: str) -> dict:

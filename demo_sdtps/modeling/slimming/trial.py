@@ -41,7 +41,7 @@ def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
     or where it takes more than images what is in it, down to each tower. Where none runs, the first forward has to tell.
     """
     try:
-        dense, slimmed = _meta_copy(model), _meta_copy(model)
+        slimmed = _meta_copy(model)
     except Exception:
         return  # Not every model can be copied.
     slimming = attach(slimmed)
@@ -51,15 +51,13 @@ def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
             kept.enter_context(each)
         warnings.simplefilter("ignore")
         for tower in slimming.towers:
-            slims: list[bool] = []
+            slims: list[bool] = []  # of a forward that came to the last block
             note = lambda *_, to=slims: to.append(slimming.call.current is not None)  # noqa: E731
             handle = tower.blocks[-1].register_forward_pre_hook(note)
             names = tower.path.split(".") if tower.path else []
             for count in range(len(names) + 1):
-                path = ".".join(names[:count])
-                images = None if slims else _images(dense.get_submodule(path))
-                if images is not None:
-                    _run(slimmed.get_submodule(path), images)
+                if not slims and not _runs(model, slimmed, ".".join(names[:count])):
+                    slims.clear()
             handle.remove()
             if False in slims:
                 raise UserError(
@@ -68,17 +66,37 @@ def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
                 )
 
 
-def _run(module: nn.Module, images: torch.Tensor) -> None:
+def _runs(model: nn.Module, slimmed: nn.Module, path: str) -> bool:
+    """Whether what `slimmed` has at `path` runs on images (2, C, H, W) of any size. Refuses what runs for a size but where
+    patches are left out: a copy of the dense model, which tells that, is made where a forward fails."""
+    module, dense = slimmed.get_submodule(path), None
+    stem = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
+    for height, width in _sizes(module, stem):
+        images = stem.weight.new_empty(2, stem.in_channels, height, width)
+        if (error := _error(module, images)) is None:
+            return True
+        if dense is None:
+            dense = _meta_copy(model).get_submodule(path)
+        if _error(dense, images) is None:
+            break
+    else:
+        return False
+    if isinstance(error, UserError):
+        raise error
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise UserError(
+        f"{type(module).__name__} runs, but not where patches are left out ({reason}): its blocks need the whole grid, so "
+        "that it cannot be slimmed, or what follows them does, which restore=True gives it."
+    ) from error
+
+
+def _error(module: nn.Module, images: torch.Tensor) -> Exception | None:
+    """What a forward raises: models raise whatever they like for images of another size."""
     try:
         module(images)
-    except UserError:
-        raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"{type(module).__name__} runs, but not where patches are left out ({reason}): its blocks need the whole grid, so "
-            "that it cannot be slimmed, or what follows them does, which restore=True gives it."
-        ) from error
+        return error
+    return None
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
@@ -91,19 +109,6 @@ def _meta_copy(model: nn.Module) -> nn.Module:
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
     return copied
-
-
-def _images(module: nn.Module) -> torch.Tensor | None:
-    """Images (2, C, H, W) of a size for which `module` runs; None for none."""
-    stem = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
-    for height, width in _sizes(module, stem):
-        images = stem.weight.new_empty(2, stem.in_channels, height, width)
-        try:
-            module(images)
-        except Exception:
-            continue  # Models raise whatever they like for another size.
-        return images
-    return None
 
 
 def _sizes(module: nn.Module, stem: nn.Conv2d) -> Iterator[tuple[int, int]]:
