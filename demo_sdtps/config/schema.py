@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from yacs.config import CfgNode
@@ -24,14 +26,15 @@ def constant_key(name: str, value: object, description: str, why: str) -> Key:
     return Key(name, value, description, (value,), why)
 
 
-class Schema(NamedTuple):
+@dataclass(frozen=True)
+class Schema:
     """The keys of one kind of run, and `check`, which raises `UserError` for a combination of values that cannot run."""
 
     keys: tuple[Key, ...]
     check: Callable[[CfgNode], None]
     example: str  # a configuration of this kind
 
-    @property
+    @cached_property
     def by_name(self) -> dict[str, Key]:
         return {key.name: key for key in self.keys}
 

@@ -4,6 +4,8 @@ Every `write_<data set>(root)` writes under the DATASETS.ROOT_DIR `root` and ret
 by split. All hold the same: each identity of TRAIN and TEST, seen by every camera in every scene.
 """
 
+from functools import cache
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 
@@ -76,6 +78,7 @@ def plan(split: str) -> list[tuple[int, int, int, int]]:
     return [(number, *row) for number, row in enumerate(rows, start=1 + 100 * SPLITS.index(split))]
 
 
+@cache
 def pixels(identity: int, number: int, modality: str, width: int, height: int) -> np.ndarray:
     """(height, width, 3) uint8: the identity's colour in this modality, in the image's own light and with its own noise."""
     place = MODALITIES.index(modality)
@@ -88,7 +91,15 @@ def pixels(identity: int, number: int, modality: str, width: int, height: int) -
 
 def save(path: Path, image: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(image).save(path, quality=95)
+    path.write_bytes(_encoded(image.tobytes(), image.shape, path.suffix))
+
+
+@cache
+def _encoded(values: bytes, shape: tuple[int, ...], suffix: str) -> bytes:
+    """The file of an image of uint8, which tests write again and again."""
+    image = Image.fromarray(np.frombuffer(values, np.uint8).reshape(shape))
+    image.save(file := BytesIO(), Image.registered_extensions()[suffix.lower()], quality=95)
+    return file.getvalue()
 
 
 def write_triplet(
