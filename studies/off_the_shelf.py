@@ -17,10 +17,10 @@ from demo_sdtps.runtime.progress import progress
 
 SCORES = ("saliency", "distinctness")
 """Those of `demo_sdtps.slim` that need no training."""
-DEPTHS = ((0,), (1 / 3,), (1 / 2,), (2 / 3,), (5 / 6,), (1 / 2, 5 / 6))
-KEPT = (0.9, 0.7, 0.5, 0.3)
+DEPTHS = (0, 1 / 3, 1 / 2, 2 / 3, 5 / 6)
+KEPT = (0.9, 0.7, 0.5)
 SETTINGS = tuple(product(SCORES, DEPTHS, KEPT))
-"""Score, shares of the blocks after which patches are dropped, and the share of the patches that each stage keeps."""
+"""Score, share of the blocks after which patches are dropped, and share of the patches that are kept."""
 ALLOWED = 1.0
 """mAP in percent that a setting may lose on each model and that may be the default."""
 
@@ -41,8 +41,8 @@ def main() -> None:
     from benchmarks.rows import conditions
 
     rows: list[dict[str, Any]] = [
-        {"score": score, "depths": depths, "keep": keep, "operations": {}, "mAP": {}}
-        for score, depths, keep in (("", (), 1.0), *SETTINGS)
+        {"score": score, "depth": depth, "keep": keep, "operations": {}, "mAP": {}}
+        for score, depth, keep in (("", 0, 1.0), *SETTINGS)
     ]
     content = conditions(torch.device("cpu"), quick=False) | {"rows": rows}
     content = read_json(arguments.json, dict) or content
@@ -62,15 +62,13 @@ def evaluate(name: str, weight: str, rows: list[dict[str, Any]]) -> None:
     from demo_sdtps.reports.slim_curve import load_model_and_data, measure, slim_model
 
     cfg = load_cfg(stored_config(Path(weight)), ["TEST.WEIGHT", weight, "MODEL.DEVICE", "cpu"])
-    cfg = with_values(cfg, {"MODEL.SLIM_SHARED": True})
     dense, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     whole, count = count_macs(cfg, dense)["backbone"], len(dense.backbone.vit.blocks)
     for row in progress(rows, name):
         model = dense
         if row["score"]:
-            blocks = [round(count * depth) for depth in row["depths"]]
-            model = slim_model(cfg, row["score"], blocks, [row["keep"]] * len(blocks))
+            model = slim_model(cfg, row["score"], [round(count * row["depth"])], [row["keep"]])
         macs = count_macs(cfg, model)
         row["operations"][name] = (macs["backbone"] + macs.get("slimming", 0)) / whole
         row["mAP"][name], _ = measure(cfg, model, data)
@@ -82,8 +80,7 @@ def table(content: dict[str, Any]) -> str:
     lines = []
     for row in sorted(rows, key=lambda row: -mean_operations(row)):
         losses = [100 * (row["mAP"][name] - dense["mAP"][name]) for name in dense["mAP"]]
-        depths = ", ".join(f"{depth:.0%}" for depth in row["depths"])
-        setting = f"{row['score']}, {row['keep']:.0%} after {depths} of the blocks"
+        setting = f"{row['score']}, {row['keep']:.0%} after {row['depth']:.0%} of the blocks"
         setting = f"**{setting}**" if min(losses) >= -ALLOWED else setting
         figures = (f"{loss:+.1f}" for loss in losses)
         lines.append([setting, f"{mean_operations(row):.0%}", *figures])
