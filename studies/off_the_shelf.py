@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import headline
-from demo_sdtps.config import UserError, cli, load_cfg, with_values
+from demo_sdtps.config import UserError, cli, load_cfg
 from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.runtime.files import check_output_file, read_json, write_json
 from demo_sdtps.runtime.progress import progress
