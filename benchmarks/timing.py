@@ -11,17 +11,16 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.config.check import reads_masks
 from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
-from demo_sdtps.runtime.graphs import Recording, can_record
-from demo_sdtps.runtime.matmul import float32_products
+from demo_sdtps.runtime.device import autocast, choose_device, choose_precision, float32_products
+from demo_sdtps.runtime.gpu import Recording, can_record
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.distillation import Teacher
 from demo_sdtps.training.optim import make_optimizer
+from demo_sdtps.training.reid import Teacher
 
 Case = TypeVar("Case", bound=Hashable)
 

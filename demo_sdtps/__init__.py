@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from demo_sdtps.modeling.distillation import distill_loss
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
     from demo_sdtps.modeling.slimming.slim import slim, slim_loss, unslim
-    from demo_sdtps.plug_in.config import add_config
+    from demo_sdtps.plug_in.hosts import add_config
     from demo_sdtps.plug_in.patch import patch
     from demo_sdtps.retrieval.extractor import Extractor
     from demo_sdtps.retrieval.features import Features
@@ -51,7 +51,7 @@ __getattr__, __dir__ = lazy_names(
         "retrieval.features": ["Features"],
         "retrieval.load": ["load"],
         "training.reid": ["train"],
-        "plug_in.config": ["add_config"],
+        "plug_in.hosts": ["add_config"],
         "plug_in.patch": ["patch"],
     },
 )

@@ -1,10 +1,11 @@
-"""Baselines of slimming as scores in its harness, such as MODEL.SLIM_SCORE studies.baselines:EViT (slimming.yml).
+"""Baselines of slimming as stages in its harness, such as MODEL.SLIM_SCORE studies.baselines:EViT (slimming.yml).
 
 Each drops and merges as its paper says, between two blocks in place of inside one; a second loss in training is left out. None
 of them knows of other modalities, so that every modality keeps its own patches, as with MODEL.SLIM_SHARED False.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.modeling.class_attention import (
+from demo_sdtps.evaluation.attention import (
     CLASS_TOKEN,
     attention_weights,
     check_attention,
     keys,
 )
 from demo_sdtps.modeling.sdtps import gather_tokens, select
-from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import (
+    Slimming,
     Step,
     append_token,
     keep_tokens,
@@ -94,32 +95,33 @@ class Rows:
         return keys(self.block, self.values).mean(dim=1)[:, self.places]
 
 
-class Baseline(Score):
+class Baseline(Slimming):
     """A subclass says which patches are kept, and what becomes of the others."""
 
-    def run_stage(
+    def forward(
         self,
+        number: int,
         values: torch.Tensor,
         state: State,
-        keep: int,
-        merge: bool,
         block: Any,
-        rope: torch.Tensor | None,
+        rope: torch.Tensor | None = None,
+        **known: torch.Tensor | None,
     ) -> Step:
+        keep = self.counts(math.prod(state.grid))[number]
         rows, context = Rows(values, state, keep, block, rope), make_context(values, state)
         score = self.rank(rows)
         if keep < state.count:
             kept, decision = select(score, keep)
             values, state = keep_tokens(values, state, kept.sort(dim=1).values)
-            if merge:
-                values, state = self.merge(rows, values, state, score, decision)
+            if self.merge:
+                values, state = self.merge_dropped(rows, values, state, score, decision)
         return Step(values, state, make_record(context, score, state.places(values)), None)
 
     def rank(self, rows: Rows) -> torch.Tensor:
         """(B, n), the best highest."""
         raise NotImplementedError
 
-    def merge(
+    def merge_dropped(
         self,
         rows: Rows,
         values: torch.Tensor,
@@ -154,7 +156,7 @@ class EViT(Baseline):
     def rank(self, rows: Rows) -> torch.Tensor:
         return rows.attention()
 
-    def merge(
+    def merge_dropped(
         self,
         rows: Rows,
         values: torch.Tensor,
@@ -175,13 +177,11 @@ class ToMe(Baseline):
     A patch of B has the score 0, one of A a lower one, the lower the nearer it is to a patch of B.
     """
 
-    def __init__(
-        self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object
-    ):
-        super().__init__(width, grid, **settings)
-        if min(keep, default=1.0) < 0.5:
+    def __init__(self, *settings: Any):
+        super().__init__(*settings)
+        if min(self.keep, default=1.0) < 0.5:
             raise UserError(
-                f"MODEL.SLIM_KEEP is {list(keep)}, but ToMe can merge at most half of the patches at a block; keep "
+                f"MODEL.SLIM_KEEP is {list(self.keep)}, but ToMe can merge at most half of the patches at a block; keep "
                 "0.5 or more, and drop more by more MODEL.SLIM_BLOCKS."
             )
 
@@ -191,7 +191,7 @@ class ToMe(Baseline):
         scores[:, ::2] = (ranks(similarity) - similarity.shape[1]).float()
         return scores
 
-    def merge(
+    def merge_dropped(
         self,
         rows: Rows,
         values: torch.Tensor,
@@ -231,7 +231,7 @@ class MCTF(Baseline):
         dropped = rows.state.count - rows.keep
         return fusion_goals(rows.patches, attention, rows.sizes, dropped), attention
 
-    def merge(
+    def merge_dropped(
         self,
         rows: Rows,
         values: torch.Tensor,
@@ -269,8 +269,8 @@ class DiffRate(Baseline):
     part of the kept patch that is most similar, by plain means. How many are kept and how many pruned was learned beforehand,
     by `python -m studies.diffrate`: MODEL.SLIM_BLOCKS and SLIM_KEEP are those of its file."""
 
-    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
-        super().__init__(width, grid, **settings)
+    def __init__(self, *settings: Any):
+        super().__init__(*settings)
         rates = read_json(RATES, dict)
         before = (rates["patches"], *rates["kept"])
         self.unpruned = dict(zip(before, rates["unpruned"], strict=False))
@@ -278,7 +278,7 @@ class DiffRate(Baseline):
     def rank(self, rows: Rows) -> torch.Tensor:
         return rows.attention()
 
-    def merge(
+    def merge_dropped(
         self,
         rows: Rows,
         values: torch.Tensor,

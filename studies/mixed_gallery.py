@@ -18,7 +18,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.evaluation.cross_modal import modality_sets
 from demo_sdtps.evaluation.distances import (
     make_comparison,
     matrix_distances,
@@ -26,7 +25,7 @@ from demo_sdtps.evaluation.distances import (
     set_distances,
 )
 from demo_sdtps.evaluation.extraction import extract_features, missing_cases
-from demo_sdtps.evaluation.protocol import make_test_data, rank_distances
+from demo_sdtps.evaluation.protocol import make_test_data, modality_sets, rank_distances
 from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.retrieval.extractor import make_extractor
 

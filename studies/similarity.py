@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets.loaders import batches, test_loader
-from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.modeling.inference import evaluating
 
 

@@ -19,8 +19,11 @@ def main() -> None:
     add_limits(parser, "the file")
     arguments, cfg = flags.parse(parser)
     check_extra("demo-sdtps analyse", "report", {"sklearn": "scikit-learn"})
-    from demo_sdtps.evaluation.command import load_any_model_and_data
-    from demo_sdtps.evaluation.extraction import extract_features, missing_cases
+    from demo_sdtps.evaluation.extraction import (
+        extract_features,
+        load_any_model_and_data,
+        missing_cases,
+    )
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.tables import missing_table, reid_caption
     from demo_sdtps.reports.analysis import analyse, analysis_case

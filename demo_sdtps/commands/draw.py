@@ -5,7 +5,7 @@ import argparse
 from demo_sdtps.commands import flags
 from demo_sdtps.config import cli, load_cfg, with_values
 from demo_sdtps.config.common import ATTENTION_METHODS
-from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
+from demo_sdtps.evaluation.analysis import METHODS, check_method, embed
 
 
 def tokens() -> None:
@@ -19,7 +19,7 @@ def tokens() -> None:
     cli.add_count(parser, "--samples", 8, "triplets, spread over the split")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.config.load import flatten
-    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.extraction import load_model_and_data
     from demo_sdtps.evaluation.selection import check_selection
     from demo_sdtps.modeling.checkpoints.loading import stored_config
     from demo_sdtps.reports.tokens import draw_tokens
@@ -46,8 +46,7 @@ def ranks() -> None:
     cli.add_count(parser, "--queries", 4, "queries, spread over the split")
     cli.add_switch(parser, "--failures", "only queries without a hit at rank 1, the worst first")
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.evaluation.command import load_any_model_and_data
-    from demo_sdtps.evaluation.extraction import extract_features
+    from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.reports.figures import spread
     from demo_sdtps.reports.ranks import draw_ranks, failures
@@ -77,8 +76,7 @@ def embedding() -> None:
     cli.add_picture(parser, "embedding.png")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
-    from demo_sdtps.evaluation.command import load_any_model_and_data
-    from demo_sdtps.evaluation.extraction import extract_features
+    from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
     from demo_sdtps.evaluation.protocol import normalise
     from demo_sdtps.reports.embedding import draw_embedding
     from demo_sdtps.reports.figures import spread
@@ -106,7 +104,7 @@ def attention() -> None:
     cli.add_picture(parser, "attention.png")
     cli.add_count(parser, "--samples", 4, "triplets, spread over the split")
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.extraction import load_model_and_data
     from demo_sdtps.evaluation.protocol import count_matched
     from demo_sdtps.reports.attention import attention_maps, draw_attention, gallery_matches
     from demo_sdtps.reports.figures import spread

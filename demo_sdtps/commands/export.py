@@ -54,7 +54,7 @@ def features() -> None:
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
     cli.add_overwrite(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.evaluation.command import load_any_model_and_data
+        from demo_sdtps.evaluation.extraction import load_any_model_and_data
         from demo_sdtps.retrieval import export
 
         export.check_output(arguments)

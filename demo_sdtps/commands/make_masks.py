@@ -2,8 +2,8 @@
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import MODALITIES, cli, with_values
+from demo_sdtps.config.check import MASK
 from demo_sdtps.config.common import FOREGROUND
-from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, read_splits
 
 

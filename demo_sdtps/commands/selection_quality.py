@@ -23,7 +23,7 @@ def main() -> None:
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.datasets.synthetic import illumination
     from demo_sdtps.evaluation import selection
-    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.extraction import load_model_and_data
 
     selection.check_selection(cfg)
     if cfg.TEST.MISS not in ("nothing", "None"):

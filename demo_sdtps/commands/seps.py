@@ -19,7 +19,7 @@ def train() -> None:
         from demo_sdtps.runtime.distributed import check_divisible
         from demo_sdtps.seps.training import make_seps_task
         from demo_sdtps.training.loop import fit
-        from demo_sdtps.training.stop import Stopped
+        from demo_sdtps.training.monitor import Stopped
 
         check_divisible(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
         with suppress(Stopped):  # the run is saved

@@ -24,10 +24,13 @@ def main() -> None:
     with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.datasets.unreadable import print_left_out
         from demo_sdtps.evaluation import tables
-        from demo_sdtps.evaluation.command import load_any_model_and_data
-        from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
         from demo_sdtps.evaluation.distances import describe_incomparable, make_comparison
-        from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
+        from demo_sdtps.evaluation.extraction import load_any_model_and_data
+        from demo_sdtps.evaluation.protocol import (
+            evaluate_cross_modal,
+            evaluate_reid,
+            make_test_data,
+        )
         from demo_sdtps.reports.cross_modal import report_cross_modal
         from demo_sdtps.runtime.distributed import is_main
 

@@ -15,8 +15,8 @@ def main() -> None:
     flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.datasets.unreadable import print_left_out
+        from demo_sdtps.training.monitor import Stopped
         from demo_sdtps.training.reid import train
-        from demo_sdtps.training.stop import Stopped
 
         with suppress(Stopped):  # the run is saved
             train(cfg, arguments.overwrite)

@@ -9,10 +9,10 @@ import math
 import re
 
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES, MISSING_CASES, MODALITIES
-from demo_sdtps.config.ranges import EXAMPLE, parse_range
 from demo_sdtps.config.schema import (
     AMP,
     BELOW_ONE,
+    EXAMPLE,
     LONGEST_SIDE,
     MOST_WORKERS,
     NOT_NEGATIVE,
@@ -27,6 +27,7 @@ from demo_sdtps.config.schema import (
     Key,
     between,
     constant_key,
+    parse_range,
 )
 
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"

@@ -14,10 +14,9 @@ from fvcore.common.config import BASE_KEY
 from fvcore.common.config import CfgNode as BasedCfgNode
 from yacs.config import CfgNode
 
-from demo_sdtps.config.check import check_cfg
+from demo_sdtps.config.check import check_cfg, check_stored_score
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.config.schema import Key, Schema
-from demo_sdtps.config.scores import check_stored_score
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")

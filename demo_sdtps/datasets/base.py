@@ -11,7 +11,7 @@ from typing import TypeVar
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.scores import MASK
+from demo_sdtps.config.check import MASK
 
 SPLITS = TRAIN, QUERY, GALLERY = ("train", "query", "gallery")
 VALIDATION = "validation"

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.ranges import read_ranges
-from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.config.check import reads_masks
+from demo_sdtps.config.schema import read_ranges
 from demo_sdtps.datasets import OWN_READERS
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel
@@ -33,12 +33,12 @@ from demo_sdtps.datasets.transforms import (
     TrainTransform,
     test_transform,
 )
+from demo_sdtps.runtime.gpu import to_device
 from demo_sdtps.runtime.threads import cpu_cores
-from demo_sdtps.runtime.transfer import to_device
 
 # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 CACHE_LIMIT = 1 << 30
-GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/stop.py)
+GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/monitor.py)
 
 Decode = Callable[[Paths], Images]
 

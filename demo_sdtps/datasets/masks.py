@@ -10,7 +10,7 @@ from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.scores import MASK
+from demo_sdtps.config.check import MASK
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import Images, Paths, decode
 from demo_sdtps.runtime.files import atomic_write

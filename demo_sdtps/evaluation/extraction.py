@@ -1,6 +1,8 @@
-"""Feature extraction: one pass of the network over a loader, for any cases of missing modalities (docs/method.md)."""
+"""Model, data and features of an evaluation: one pass of the network for any cases of missing modalities (docs/method.md)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,20 +10,160 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MISSING_CASES
+from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
+from demo_sdtps.datasets import Sample, check_trained_on, read_splits
 from demo_sdtps.datasets.loaders import Batch, batches
-from demo_sdtps.evaluation.missing import extract_patterns
-from demo_sdtps.modeling import DeMo
-from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.exported import ExportedModel
-from demo_sdtps.modeling.inference import check_features, inference
-from demo_sdtps.runtime.device import choose_precision
-from demo_sdtps.runtime.distributed import all_gather_rows
-from demo_sdtps.runtime.graphs import Recording, can_record
+from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
+from demo_sdtps.modeling.demo import EncodedTriplets, missing_modalities
+from demo_sdtps.modeling.exported import ExportedModel, is_exported
+from demo_sdtps.modeling.inference import check_features, compile_model, inference
+from demo_sdtps.modeling.modalities import ByModality
+from demo_sdtps.modeling.slimming.scores.base import Context
+from demo_sdtps.runtime.device import choose_device, choose_precision, set_seed
+from demo_sdtps.runtime.distributed import all_gather_rows, check_equal, check_single
+from demo_sdtps.runtime.gpu import Recording, can_record, on_cpu
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.runtime.transfer import on_cpu
 
 Model = DeMo | ExportedModel
+
+
+def prepare_evaluation(cfg: CfgNode, several: bool = False) -> torch.device:
+    """Seed the random generators → the device."""
+    if not several:
+        check_single("an evaluation")
+    if not cfg.TEST.WEIGHT:
+        raise UserError(
+            "No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint, as last.pth or best.pth of a run."
+        )
+    set_seed(cfg.SOLVER.SEED)
+    return choose_device(cfg)
+
+
+def load_model_and_data(
+    cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"), several: bool = False
+) -> tuple[DeMo, dict[str, list[Sample]]]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split.
+
+    The numbers of identities and cameras come from the checkpoint, so the training split is not read.
+    """
+    device = prepare_evaluation(cfg, several)
+    checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
+    check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
+    model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
+    load_weights(model, checkpoint, cfg)
+    result = _read_samples(cfg, splits, model.backbone.cameras, checkpoint.path)
+    model = model.eval().to(device)
+    if cfg.MODEL.COMPILE:
+        compile_model(model, device)
+    return model, result
+
+
+def load_any_model_and_data(
+    cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"), several: bool = False
+) -> tuple[Model, dict[str, list[Sample]]]:
+    """`load_model_and_data`, also of an exported file."""
+    if not is_exported(cfg.TEST.WEIGHT):
+        return load_model_and_data(cfg, splits, several)
+    prepare_evaluation(cfg, several)
+    model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
+    model.check_settings(cfg)
+    model.check_pattern(cfg.TEST.RETURN_PATTERN)
+    check_trained_on(cfg, model.about["origin"].get("dataset"), model.path)
+    return model, _read_samples(cfg, splits, model.cameras, model.path)
+
+
+def _read_samples(
+    cfg: CfgNode, splits: Sequence[str], known: int, path: Path
+) -> dict[str, list[Sample]]:
+    """The samples by split, whose cameras the weights `path` know, but for those with `known` 0, which have no embedding."""
+    result = read_splits(cfg, splits)
+    check_equal(result, "samples")
+    cameras = 1 + max(sample.camera for samples in result.values() for sample in samples)
+    if known and cameras > known:
+        raise UserError(
+            f"The weights {path} know {known} cameras, but "
+            f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data."
+        )
+    return result
+
+
+ENCODED = ("tokens", "global_feats", "missing")
+"""Fields of a `Context` without slimming that have a row for each triplet."""
+
+
+def extract_patterns(
+    model: DeMo,
+    images: ByModality,
+    cam_label: torch.Tensor,
+    cases: Sequence[frozenset[str]] = (frozenset(),),
+    neck: str = "before",
+) -> list[dict[int, torch.Tensor]]:
+    """Return patterns in each case of missing modalities, whose images count as zeros: 1 original (B, 3C), 2 enhanced, 3
+    both, of which the others are views. `neck`: "before" or "after" the BatchNorm of each head."""
+    encoded = encode_cases(model, images, cam_label, cases)
+    return [model.return_patterns(one.context, neck) for one in encoded]
+
+
+def encode_cases(
+    model: DeMo, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]]
+) -> list[EncodedTriplets]:
+    """`DeMo.forward_features` in several cases of missing modalities, whose images count as zeros.
+
+    Every image passes through the backbone once, whatever the number of cases, and a zero image once per camera: nothing
+    before SDTPS and HDM mixes modalities. Slimming does, so that the blocks after its first run for each case.
+    `cam_label` may be on the CPU where the images are on a GPU, which then is not waited for.
+    """
+    device = next(iter(images.values())).device
+    absent = frozenset[str]().union(*cases)
+    present = {
+        name: image for name, image in images.items() if any(name not in case for case in cases)
+    }
+    whole = zeros = _encode_apart(model, present, cam_label.to(device, non_blocking=True))
+    if absent:
+        cameras, place = (
+            each.to(device, non_blocking=True) for each in cam_label.unique(return_inverse=True)
+        )
+        black = {name: _zeros(images[name], len(cameras)) for name in images if name in absent}
+        zeros = _encode_apart(model, black, cameras)
+        rows: dict[str, Any] = {
+            field: {name: values[place] for name, values in getattr(zeros, field).items()}
+            for field in ENCODED
+        }
+        zeros = replace(zeros, **rows)
+    encoded = []
+    for case in cases:
+        context = _mix(whole, zeros, case)
+        if not model.slimming:
+            encoded.append(EncodedTriplets(context))
+            continue
+        black = {name: _zeros(images[name], len(images[name])) for name in images if name in case}
+        encoded.append(model.forward_stages(context.tokens, images | black))
+    return encoded
+
+
+def _encode_apart(model: DeMo, images: ByModality, cameras: torch.Tensor) -> Context:
+    """What becomes of images before anything mixes modalities; with slimming the tokens before its first stage alone."""
+    if model.slimming:
+        return Context(model.forward_stem(images, cameras), {}, model.backbone.grid_size)
+    return model.forward_features(images, cameras).context
+
+
+def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` images of zeros like `image` (B, 3, H, W), in the memory of one."""
+    return torch.zeros_like(image[:1]).expand(count, -1, -1, -1)
+
+
+def _mix(context: Context, zeros: Context, missing: frozenset[str]) -> Context:
+    """`context` with the `missing` modalities of `zeros`."""
+    mixed: dict[str, Any] = {field: {} for field in ENCODED}
+    for name in MODALITIES:
+        source = zeros if name in missing else context
+        for field, rows in mixed.items():
+            if name in getattr(source, field):
+                rows[name] = getattr(source, field)[name]
+    return replace(context, **mixed)
+
 
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""

@@ -18,8 +18,7 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.images import decode, parallel
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.datasets.masks import mask_paths
-from demo_sdtps.evaluation.extraction import CASES, missing_cases
-from demo_sdtps.evaluation.missing import encode_cases
+from demo_sdtps.evaluation.extraction import CASES, encode_cases, missing_cases
 from demo_sdtps.evaluation.tables import CASE_WIDTH, case_name
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones import Backbone

@@ -10,9 +10,8 @@ import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
-from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.metrics import Ranking
-from demo_sdtps.evaluation.protocol import TestData
+from demo_sdtps.evaluation.protocol import CrossModal, TestData
 from demo_sdtps.modeling.checkpoints.records import NUMBER
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.files import atomic_write, read_json

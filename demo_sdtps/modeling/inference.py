@@ -8,8 +8,8 @@ from torch import nn
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.demo import DeMo
+from demo_sdtps.runtime.device import float32_products
 from demo_sdtps.runtime.distributed import world_size
-from demo_sdtps.runtime.matmul import float32_products
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.config.common import RETURN_PATTERNS
-from demo_sdtps.plug_in.config import add_config
-from demo_sdtps.plug_in.hosts import HOSTS, find_host
+from demo_sdtps.plug_in.hosts import HOSTS, add_config, find_host
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from torch import nn
 
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.plug_in.config import check_values, missing_letters
-from demo_sdtps.plug_in.hosts import Host, find_host, module_at
+from demo_sdtps.plug_in.hosts import Host, check_values, find_host, missing_letters, module_at
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:

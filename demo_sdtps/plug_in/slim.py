@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from demo_sdtps.config.check import check_stage_keys
+from demo_sdtps.config.check import check_stage_keys, reads_masks
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.slim import attach_to
 from demo_sdtps.modeling.slimming.towers import find_towers
-from demo_sdtps.plug_in.config import missing_letters
-from demo_sdtps.plug_in.hosts import block_paths
+from demo_sdtps.plug_in.hosts import block_paths, missing_letters
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:

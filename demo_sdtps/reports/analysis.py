@@ -8,8 +8,8 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.evaluation import analysis
+from demo_sdtps.evaluation.analysis import METHODS, embed
 from demo_sdtps.evaluation.distances import Distances
-from demo_sdtps.evaluation.embedding import METHODS, embed
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.protocol import (
     TestData,

@@ -20,8 +20,7 @@ from demo_sdtps.evaluation.attention import (
     rollout,
     similarity_to,
 )
-from demo_sdtps.evaluation.extraction import extract_features
-from demo_sdtps.evaluation.missing import encode_cases
+from demo_sdtps.evaluation.extraction import encode_cases, extract_features
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo

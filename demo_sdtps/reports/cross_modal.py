@@ -7,7 +7,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.evaluation.cross_modal import CrossModal
+from demo_sdtps.evaluation.protocol import CrossModal
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, cross_modal_tables
 from demo_sdtps.runtime.files import write_json
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.config.check import reads_masks
 from demo_sdtps.datasets import Sample, find_reader, read_splits, synthetic
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify

@@ -7,7 +7,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
-from demo_sdtps.evaluation.embedding import METHODS
+from demo_sdtps.evaluation.analysis import METHODS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
 

@@ -8,11 +8,14 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg, with_values
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import rank_sets
-from demo_sdtps.evaluation.extraction import CASES, extract_features, missing_cases
+from demo_sdtps.evaluation.extraction import (
+    CASES,
+    extract_features,
+    load_model_and_data,
+    missing_cases,
+)
 from demo_sdtps.evaluation.operations import count_macs, dense_macs
-from demo_sdtps.evaluation.protocol import make_test_data
+from demo_sdtps.evaluation.protocol import make_test_data, rank_sets
 from demo_sdtps.evaluation.tables import (
     MEASURES,
     Table,

@@ -12,8 +12,7 @@ from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.images import parallel
 from demo_sdtps.evaluation import tables
-from demo_sdtps.evaluation.cross_modal import CrossModal
-from demo_sdtps.evaluation.protocol import TestData, exclude_key
+from demo_sdtps.evaluation.protocol import CrossModal, TestData, exclude_key
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import NEAREST
 from demo_sdtps.reports.page import render, thumbnail

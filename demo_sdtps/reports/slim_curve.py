@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption, reid_record

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.datasets.synthetic import illumination
-from demo_sdtps.evaluation.missing import encode_cases
+from demo_sdtps.evaluation.extraction import encode_cases
 from demo_sdtps.evaluation.selection import Choice, choices
 from demo_sdtps.evaluation.tables import options
 from demo_sdtps.modeling import DeMo

@@ -20,7 +20,6 @@ from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, check_modality, image_folders
 from demo_sdtps.datasets.own import read_triplets
 from demo_sdtps.datasets.unreadable import drop_unreadable
-from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
     Comparison,
     Side,
@@ -29,6 +28,7 @@ from demo_sdtps.evaluation.distances import (
     make_comparison,
     present_modalities,
 )
+from demo_sdtps.evaluation.extraction import prepare_evaluation
 from demo_sdtps.retrieval.approximate import approximate
 from demo_sdtps.retrieval.calibration import Calibration
 from demo_sdtps.retrieval.gallery import (

@@ -15,17 +15,17 @@ from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
 from demo_sdtps.seps import evaluation
 from demo_sdtps.seps.captions import (
     CaptionBatch,
+    ImageTexts,
     Tokens,
     caption_batches,
     caption_loader,
     encode_captions,
 )
-from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.losses import SEPSLoss
-from demo_sdtps.seps.model import SEPS, make_seps
-from demo_sdtps.seps.towers import load_tokenizer
+from demo_sdtps.seps.model import SEPS, load_tokenizer, make_seps
 from demo_sdtps.training.optim import group_parameters
-from demo_sdtps.training.resume import Resumed, describe_files, digest_lines
+from demo_sdtps.training.output import Resumed
+from demo_sdtps.training.resume import describe_files, digest_lines
 from demo_sdtps.training.run import Evaluation, Loss, Task
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")

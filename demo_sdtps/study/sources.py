@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from demo_sdtps.training.record import git_output
+from demo_sdtps.training.output import git_output
 
 ROOMS = (
     "commands",

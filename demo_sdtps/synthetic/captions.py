@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.seps.image_text import IMAGES, MAPPING
+from demo_sdtps.seps.captions import IMAGES, MAPPING
 from demo_sdtps.synthetic import shapes
 
 TEXT_TOWER = "bert"

@@ -15,7 +15,7 @@ from numpy.random import Generator
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.scores import MASK
+from demo_sdtps.config.check import MASK
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.synthetic.cameras import CAMERAS, Camera
 from demo_sdtps.synthetic.scene import Canvas

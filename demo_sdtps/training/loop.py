@@ -12,10 +12,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets.loaders import epoch_sampler
-from demo_sdtps.runtime.device import autocast, deterministic_backward
+from demo_sdtps.runtime.device import autocast, deterministic_backward, float32_products
 from demo_sdtps.runtime.distributed import world_size
-from demo_sdtps.runtime.graphs import Recording
-from demo_sdtps.runtime.matmul import float32_products
+from demo_sdtps.runtime.gpu import Recording
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.run import Loss, MakeTask, Run, open_run
 

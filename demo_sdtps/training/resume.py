@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.evaluation.tables import read_run
 from demo_sdtps.modeling.checkpoints.names import load_file
-from demo_sdtps.training.output import CONFIG, FINISHED, LAST, PREVIOUS, run_files
+from demo_sdtps.training.output import CONFIG, FINISHED, LAST, PREVIOUS, Resumed, run_files
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR",
@@ -41,20 +41,6 @@ DIGEST, TEACHER = "files", "teacher"
 """Entry of last.pth: the `digest_lines` of the data, and the SHA-256 of MODEL.TEACHER, if there is one."""
 
 logger = logging.getLogger(__name__)
-
-
-class Resumed(NamedTuple):
-    """A run to resume: the content of its checkpoint, the file, and SOLVER.MAX_EPOCHS as it was."""
-
-    state: Mapping
-    path: Path
-    epochs: int = 0
-
-    @property
-    def progress(self) -> str:
-        """The progress of the checkpoint."""
-        epoch, step = self.state["epoch"], self.state["step"]
-        return f"epoch {epoch}" + (f" and {step} steps of epoch {epoch + 1}" if step else "")
 
 
 def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Resumed | None:

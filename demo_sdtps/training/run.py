@@ -30,27 +30,28 @@ from demo_sdtps.runtime.distributed import (
     world_size,
 )
 from demo_sdtps.runtime.files import LOCK, lock_file, write_json
-from demo_sdtps.training.monitor import LossMonitor, Meter
+from demo_sdtps.training.monitor import LossMonitor, Meter, Stopped, StopRequest, listen
 from demo_sdtps.training.output import (
     BEST,
     LAST,
     LOG,
     PREVIOUS,
+    Resumed,
     WriteScalars,
     check_tracking,
+    mark_finished,
     prepare_folder,
+    restore_threads,
     scalar_boards,
+    track_run,
 )
-from demo_sdtps.training.record import mark_finished, restore_threads, track_run
 from demo_sdtps.training.resume import (
     DIGEST,
-    Resumed,
     check_unchanged,
     find_run,
     random_states,
     set_random_states,
 )
-from demo_sdtps.training.stop import Stopped, StopRequest, listen
 
 PART = "loss/"  # prefix of the names of the loss's parts
 logger = logging.getLogger(__name__)

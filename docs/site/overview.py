@@ -22,8 +22,7 @@ def main() -> None:
     from matplotlib.patches import FancyArrowPatch, Rectangle
 
     from demo_sdtps.evaluation.analysis import nearest_samples
-    from demo_sdtps.evaluation.command import load_model_and_data
-    from demo_sdtps.evaluation.extraction import extract_features
+    from demo_sdtps.evaluation.extraction import extract_features, load_model_and_data
     from demo_sdtps.evaluation.operations import count_macs
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.selection import check_selection

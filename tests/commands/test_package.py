@@ -19,7 +19,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.modeling.slimming.scores.base import Score
-from demo_sdtps.training.record import commit
+from demo_sdtps.training.output import commit
 
 ROOMS = [
     *("runtime", "config", "datasets", "modeling", "evaluation", "retrieval", "training", "seps"),

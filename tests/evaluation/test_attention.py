@@ -11,7 +11,7 @@ from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
-from demo_sdtps.evaluation.missing import extract_patterns
+from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.modeling import make_model
 from tests.reference import attention as reference
 

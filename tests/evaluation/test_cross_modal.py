@@ -30,12 +30,14 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation import distances as distance_module
-from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import modality_sets, rank_sets
 from demo_sdtps.evaluation.distances import measure_in_memory, set_distances, squared_distances
-from demo_sdtps.evaluation.extraction import CASES, extract_features
-from demo_sdtps.evaluation.missing import extract_patterns
-from demo_sdtps.evaluation.protocol import make_test_data
+from demo_sdtps.evaluation.extraction import (
+    CASES,
+    extract_features,
+    extract_patterns,
+    load_model_and_data,
+)
+from demo_sdtps.evaluation.protocol import make_test_data, modality_sets, rank_sets
 from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
 from demo_sdtps.modeling.fusion import SUBSETS
 from tests.reference import cross_modal as plain

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numeric import assert_close, numpy_generator
 
-from demo_sdtps.evaluation.embedding import METHODS, embed
+from demo_sdtps.evaluation.analysis import METHODS, embed
 
 CLUSTERS = 3
 MARKS = {"pca": [], "tsne": [pytest.mark.slow], "umap": [pytest.mark.slow, pytest.mark.soak]}

@@ -14,7 +14,7 @@ from demo_sdtps.commands import selection_quality
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 from demo_sdtps.datasets.loaders import ImageDataset, batches, collate
 from demo_sdtps.datasets.transforms import PerModality, test_transform
-from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import STATE_NAMES
 from demo_sdtps.modeling.slimming.stage import remaining_patches

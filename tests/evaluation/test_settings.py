@@ -8,9 +8,13 @@ from numeric import generator
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.evaluation.cross_modal import rank_sets
 from demo_sdtps.evaluation.extraction import CASES, extract_features
-from demo_sdtps.evaluation.protocol import make_test_data, rank_features, ranked_distances
+from demo_sdtps.evaluation.protocol import (
+    make_test_data,
+    rank_features,
+    rank_sets,
+    ranked_distances,
+)
 from demo_sdtps.modeling import make_model
 from tests.reference import ranking, reranking
 

@@ -13,7 +13,7 @@ import host_models
 import torch
 
 import demo_sdtps
-from demo_sdtps.evaluation.missing import extract_patterns
+from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.plug_in.fast import FastFusion
@@ -40,7 +40,7 @@ CASES = {
     "slimmed CLIP, HDM, ATM": STAGES,
     "slimmed CLIP, HDM, overlapping patches, n missing": [*MISSING, *STAGES],
     "slimmed CLIP, own sets by distinctness": [*OFF, *STAGES, *OWN, "distinctness"],
-    "slimmed ImageNet, own sets by attention": [*IMAGENET, *STAGES, *OWN, "studies.baselines:EViT"],
+    "slimmed ImageNet, own sets by saliency": [*IMAGENET, *STAGES, *OWN, "saliency"],
 }
 
 

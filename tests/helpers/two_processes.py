@@ -12,7 +12,7 @@ from numeric import shift_seed
 from torch import nn
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.config.check import reads_masks
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime import distributed

@@ -21,8 +21,7 @@ from demo_sdtps.seps.evaluation import (
     read_caption_splits,
     similarities,
 )
-from demo_sdtps.seps.model import make_seps
-from demo_sdtps.seps.towers import load_tokenizer
+from demo_sdtps.seps.model import load_tokenizer, make_seps
 from demo_sdtps.seps.training import SEPSTask
 
 VERSIONS = {

@@ -22,7 +22,7 @@ from tiny import (
 )
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.evaluation.missing import extract_patterns
+from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.modeling import make_model
 
 FUSION = {

@@ -30,7 +30,7 @@ from tiny import (
 
 import demo_sdtps.modeling.backbones.base as backbone_module
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
-from demo_sdtps.evaluation.missing import extract_patterns
+from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo

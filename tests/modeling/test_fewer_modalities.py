@@ -8,7 +8,7 @@ from numeric import assert_close
 from tiny import ENCODER, MODEL, PIFE, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.evaluation.missing import extract_patterns
+from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling.fusion import SUBSETS, modality_subsets
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.backbones.half_weights import half_weights
+from demo_sdtps.modeling.slimming.scores import Supervised
 from demo_sdtps.modeling.slimming.scores.base import Score
-from demo_sdtps.modeling.slimming.scores.supervised import Supervised
 from demo_sdtps.modeling.slimming.stage import Slimming
 
 

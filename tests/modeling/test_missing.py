@@ -13,8 +13,7 @@ from tiny import CAMERAS, SHALLOW, clear, exact, pairs, random_images, tiny_cfg,
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import loaders, read_splits
-from demo_sdtps.evaluation.extraction import extract_features, missing_cases
-from demo_sdtps.evaluation.missing import extract_patterns
+from demo_sdtps.evaluation.extraction import extract_features, extract_patterns, missing_cases
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.modalities import is_missing
 from tests.reference import sdtps as reference

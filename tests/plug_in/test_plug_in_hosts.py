@@ -260,7 +260,7 @@ STAGE = {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}
         ("EDITOR", STAGE, "it multiplies the attention of all blocks"),
         ("UGG", STAGE | {"SLIM_SCORE": "supervised"}, "the loader of UGG-ReID has none"),
         ("UGG", STAGE | {"SLIM_SCORE": "self_supervised"}, "the training of UGG-ReID adds none"),
-        ("UGG", STAGE | {"SLIM_SCORE": "studies.baselines:ToMe"}, "brings a stage of its own"),
+        ("UGG", STAGE | {"SLIM_SCORE": "studies.baselines:ToMe"}, "ToMe', which is no score"),
         ("UGG", STAGE | {"SLIM_BLOCKS": [4]}, "has 4 blocks"),
     ],
 )

@@ -13,7 +13,7 @@ from tiny import pairs
 from torch import nn
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.evaluation.missing import extract_patterns
+from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import clip
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint

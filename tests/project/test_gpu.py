@@ -23,7 +23,7 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.modeling.slimming.scores import SCORES
-from demo_sdtps.runtime import graphs
+from demo_sdtps.runtime import gpu as graphs
 from demo_sdtps.runtime.device import DTYPES, autocast
 from demo_sdtps.training.loop import fit
 from demo_sdtps.training.monitor import Meter

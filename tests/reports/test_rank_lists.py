@@ -17,8 +17,7 @@ from commands import (
 
 from demo_sdtps.commands import draw
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.extraction import extract_features, load_model_and_data
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.reports import ranks

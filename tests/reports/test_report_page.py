@@ -18,9 +18,8 @@ from layouts import write_msvr310, write_rgbnt100
 from demo_sdtps.commands import analyse, report
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal, modality_sets
-from demo_sdtps.evaluation.protocol import make_test_data
+from demo_sdtps.evaluation.extraction import load_model_and_data
+from demo_sdtps.evaluation.protocol import evaluate_cross_modal, make_test_data, modality_sets
 from demo_sdtps.evaluation.tables import MEASURES
 from demo_sdtps.reports.tokens import patch_grids
 

@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 import demo_sdtps
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.evaluation.missing import extract_patterns
+from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.retrieval import onnx_export
 
 pytestmark = pytest.mark.usefixtures("shallow")

@@ -1,10 +1,10 @@
-"""Which functions a GPU records as CUDA graphs (runtime/graphs.py); tests/project/test_gpu.py records them."""
+"""Which functions a GPU records as CUDA graphs (runtime/gpu.py); tests/project/test_gpu.py records them."""
 
 import pytest
 import torch
 from tiny import tiny_cfg
 
-from demo_sdtps.runtime.graphs import can_record
+from demo_sdtps.runtime.gpu import can_record
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]")
 THEIRS = ("MODEL.SLIM_SCORE", "studies.baselines:EViT")

@@ -11,7 +11,7 @@ from torch.nn.modules import module
 
 import demo_sdtps
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.runtime import matmul
+from demo_sdtps.runtime import device as matmul
 from demo_sdtps.training.monitor import Meter
 
 pytestmark = pytest.mark.usefixtures("shallow")

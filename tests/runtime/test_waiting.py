@@ -1,8 +1,8 @@
-"""Copies from a GPU that do not make the CPU wait (runtime/transfer.py); tests/project/test_gpu.py asks a real GPU."""
+"""Copies from a GPU that do not make the CPU wait (runtime/gpu.py); tests/project/test_gpu.py asks a real GPU."""
 
 import torch
 
-from demo_sdtps.runtime.transfer import on_cpu
+from demo_sdtps.runtime.gpu import on_cpu
 
 
 def test_tensors_come_to_the_cpu_one_batch_late():

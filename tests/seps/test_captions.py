@@ -14,15 +14,16 @@ from triplets import SCALED, catch_message, cut_short, normalise
 
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.seps.captions import (
+    ImageTexts,
     caption_batches,
     caption_loader,
     encode_captions,
     encode_texts,
     image_batches,
     image_loader,
+    read_image_texts,
 )
-from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
-from demo_sdtps.seps.towers import load_tokenizer
+from demo_sdtps.seps.model import load_tokenizer
 
 IMAGES = SIZES["train"]
 PLAIN = ("INPUT.PROB", "0.0", "INPUT.MIN_CROP", "1.0")

@@ -12,9 +12,13 @@ from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, trai
 
 from demo_sdtps.commands import seps, synthetic
 from demo_sdtps.config import load_cfg
-from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, similarities
+from demo_sdtps.seps.evaluation import (
+    evaluate_retrieval,
+    five_fold,
+    load_seps_and_data,
+    similarities,
+)
 from demo_sdtps.seps.model import make_seps
-from demo_sdtps.seps.recall import five_fold
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.training import make_losses, make_seps_optimizer, set_rates
 

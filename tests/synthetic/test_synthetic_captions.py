@@ -12,7 +12,7 @@ from commands import contents
 from PIL import Image
 
 from demo_sdtps.commands import synthetic
-from demo_sdtps.seps.image_text import read_image_texts
+from demo_sdtps.seps.captions import read_image_texts
 from demo_sdtps.synthetic.shapes import (
     CAPTION_WORDS,
     NUMBER_WORDS,

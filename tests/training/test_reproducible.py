@@ -1,4 +1,4 @@
-"""One seed gives one run, to the last bit; and a run says what it was made with (training/record.py)."""
+"""One seed gives one run, to the last bit; and a run says what it was made with (training/output.py)."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.study.sources import SOURCES, source_tree
 from demo_sdtps.training.loop import fit
-from demo_sdtps.training.record import command, commit
+from demo_sdtps.training.output import command, commit
 from demo_sdtps.training.reid import make_task
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -103,7 +103,7 @@ def test_a_run_records_what_it_was_made_with(runs):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_the_command_of_a_module_has_no_path(tmp_path):
-    source = "from demo_sdtps.training.record import command\nprint(command())"
+    source = "from demo_sdtps.training.output import command\nprint(command())"
     (tmp_path / "shown.py").write_text(source)
     words = [sys.executable, "-m", "shown", "two words"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)

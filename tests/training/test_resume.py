@@ -21,9 +21,8 @@ from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.training import reid
 from demo_sdtps.training.monitor import Meter
-from demo_sdtps.training.record import with_resumption
+from demo_sdtps.training.output import Resumed, with_resumption
 from demo_sdtps.training.resume import (
-    Resumed,
     random_states,
     set_random_states,
 )

@@ -10,7 +10,7 @@ from numeric import tolerance
 
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.training import reid
 from demo_sdtps.training.optim import make_optimizer

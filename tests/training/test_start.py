@@ -18,9 +18,8 @@ from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
-from demo_sdtps.training.monitor import Meter
+from demo_sdtps.training.monitor import Meter, Stopped
 from demo_sdtps.training.reid import make_task
-from demo_sdtps.training.stop import Stopped
 
 pytestmark = pytest.mark.usefixtures("shallow")
 

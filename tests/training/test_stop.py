@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and the first Ctrl-C finish the step, save and end (training/stop.py); the second ends at once."""
+"""SIGTERM, SIGHUP and the first Ctrl-C finish the step, save and end (training/monitor.py); the second ends at once."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 import torch
 from commands import ROOT, cli_args_for
 
-from demo_sdtps.training.stop import listen
+from demo_sdtps.training.monitor import listen
 
 LOADING = shlex.split(
     "DATASETS.CACHE no DATALOADER.NUM_WORKERS 2 SOLVER.MAX_EPOCHS 1000 SOLVER.EVAL_PERIOD 1000"

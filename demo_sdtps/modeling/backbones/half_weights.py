@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QUICK_GELU, QuickGELUMlp
+from demo_sdtps.modeling.slimming.scores import is_cast
 from demo_sdtps.modeling.slimming.scores.base import Score
 
 
@@ -64,7 +65,7 @@ def half_weights(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _replaced(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    scores = (each for each in model.modules() if isinstance(each, Score) and not each.is_autocast)
+    scores = (each for each in model.modules() if isinstance(each, Score) and not is_cast(each))
     left_out = {module for score in scores for module in score.modules()}
     modules = [module for module in model.modules() if module not in left_out]
     mlps = [module for module in modules if isinstance(module, QuickGELUMlp)]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.modalities import ByModality, Grid, split_rows
-from demo_sdtps.modeling.slimming.scores.saliency import saliency
+from demo_sdtps.modeling.slimming.scores import saliency
 from demo_sdtps.modeling.slimming.stage import Window, patch_shares
 from demo_sdtps.modeling.slimming.state import UNNAMED, State
 from demo_sdtps.runtime.errors import UserError

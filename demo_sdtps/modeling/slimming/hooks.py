@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.modalities import Grid, split_rows
-from demo_sdtps.modeling.slimming.budget import plan_counts
 from demo_sdtps.modeling.slimming.call import (
     STEM,
     Batch,
@@ -39,7 +38,7 @@ from demo_sdtps.modeling.slimming.state import (
     cut_tokens,
     scatter_tokens,
 )
-from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
+from demo_sdtps.modeling.slimming.towers import Tower, plan_counts, replace_methods
 from demo_sdtps.runtime.errors import UserError
 
 FIRST = "first"

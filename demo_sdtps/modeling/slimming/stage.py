@@ -17,8 +17,8 @@ from torch import nn
 
 from demo_sdtps.modeling.modalities import ByModality, Grid, split_rows
 from demo_sdtps.modeling.sdtps import best, gather_tokens, softmax_mean
+from demo_sdtps.modeling.slimming.scores import is_cast, saliency
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, StageRecord
-from demo_sdtps.modeling.slimming.scores.saliency import saliency
 from demo_sdtps.modeling.slimming.state import State
 from demo_sdtps.runtime.errors import UserError
 
@@ -130,10 +130,10 @@ class Slimming(nn.Module):
     def cast_for_inference(self, precision: torch.dtype) -> "Slimming":
         """The same stages with copies of the scores that hold the weights which autocast would cast at every forward in
         `precision`; a score that may compute outside autocast is itself."""
-        scores = [copy.deepcopy(each) if each.is_autocast else each for each in self.scores]
+        scores = [copy.deepcopy(each) if is_cast(each) else each for each in self.scores]
         for scorer in scores:
-            for module in scorer.modules() if scorer.is_autocast else ():
-                if isinstance(module, nn.Linear):
+            for module in scorer.modules():
+                if is_cast(scorer) and isinstance(module, nn.Linear):
                     module.to(precision)
         slimming = Slimming(self.blocks, self.keep, scores, self.merge, self.shared)
         return slimming.train(self.training)
@@ -151,11 +151,12 @@ class Slimming(nn.Module):
         rope: torch.Tensor | None = None,
         **known: torch.Tensor | None,
     ) -> Step:
-        """`run_stage` of stage `number` before `block`, whose rotary embedding is `rope`; `known` are its other arguments."""
-        scorer, keep = self.scores[number], self.counts(math.prod(state.grid))[number]
-        if scorer.run_stage is not None:
-            return scorer.run_stage(values, state, keep, self.merge, block, rope)
-        return run_stage(values, state, scorer, keep, self.merge, **known)
+        """`run_stage` of stage `number` before `block`, whose rotary embedding is `rope`; `known` are its other arguments.
+
+        A subclass may be another kind of stage, in this project's model alone: "package.module:Class" in MODEL.SLIM_SCORE.
+        """
+        keep = self.counts(math.prod(state.grid))[number]
+        return run_stage(values, state, self.scores[number], keep, self.merge, **known)
 
 
 def check_stages(blocks: Sequence[int], depth: int, name: str, what: str) -> None:

@@ -9,15 +9,15 @@ from itertools import count as numbers
 import pytest
 import torch
 from numeric import assert_close, generator, tolerance
-from tiny import ENCODER, pairs, random_images, tiny_cfg, tiny_model
+from tiny import ENCODER, pairs, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
+from demo_sdtps.modeling.demo import slim_backbone
 from demo_sdtps.modeling.sdtps import select
-from demo_sdtps.modeling.slimmed import slim_backbone
-from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.stage import keep_tokens
 from demo_sdtps.modeling.slimming.state import State
-from studies.baselines import Rows, SizedState
+from studies import baselines
+from studies.baselines import EViT, Rows, SizedState
 from studies.diffrate import Search
 from tests.reference import patch_scores as reference_scores
 from tests.reference import slim_scores as reference
@@ -86,14 +86,13 @@ def clear(has_sizes):
 
 def merge(name, rows, count):
     """What a baseline makes of the patches when it keeps `count`: values and state, and the places of these."""
-    cfg = tiny_cfg("MODEL.SLIM_BLOCKS", "[0]", "MODEL.SLIM_KEEP", f"[{count / PATCHES:.4f}]")
-    score = make_score(PLACE + name, cfg, WIDTH, GRID)
+    stage = getattr(baselines, name)((0,), (count / PATCHES,), ())
     rows = replace(rows, keep=count)
-    scores = score.rank(rows)
+    scores = stage.rank(rows)
     kept, decision = select(scores, count)
     kept = kept.sort(dim=1).values
     slimmed = keep_tokens(rows.values, rows.state, kept)
-    return *score.merge(rows, *slimmed, scores, decision), kept
+    return *stage.merge_dropped(rows, *slimmed, scores, decision), kept
 
 
 UNPRUNED = 13
@@ -185,8 +184,7 @@ def test_the_search_of_diffrate_computes_what_its_rates_give(monkeypatch, tmp_pa
 
 def test_evit_scores_by_the_mean_over_the_heads():
     rows = draw(3, has_sizes=False)
-    score = make_score(PLACE + "EViT", tiny_cfg(), WIDTH, GRID)
-    assert_close(score.rank(rows), exactly(rows)[1], HEADS)
+    assert_close(EViT((), (), ()).rank(rows), exactly(rows)[1], HEADS)
 
 
 def test_evit_sums_what_it_drops():

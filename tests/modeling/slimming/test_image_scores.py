@@ -8,9 +8,8 @@ from numeric import assert_close, generator, shift_seed
 from tiny import tiny_cfg
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores import make_score, saliency
 from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.scores.saliency import saliency
 from demo_sdtps.modeling.slimming.state import State
 from tests.reference import patch_scores
 from tests.reference import sdtps as reference

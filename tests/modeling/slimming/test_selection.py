@@ -8,8 +8,7 @@ from numeric import assert_close, generator
 from tiny import random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.evaluation.extraction import CASES
-from demo_sdtps.evaluation.missing import encode_cases
+from demo_sdtps.evaluation.extraction import CASES, encode_cases
 from demo_sdtps.evaluation.selection import SDTPS_NAME, average_precision, choices, random_order
 from demo_sdtps.modeling.slimming.stage import remaining_patches
 from tests.reference import selection as reference

@@ -13,10 +13,8 @@ from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores import above_otsu, make_score, saliency
 from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.scores.saliency import saliency
-from demo_sdtps.modeling.slimming.scores.supervised import above_otsu
 from demo_sdtps.modeling.slimming.state import State
 from tests.reference import patch_scores as reference_scores
 from tests.reference.slim_scores import otsu

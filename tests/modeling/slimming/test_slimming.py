@@ -13,10 +13,10 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, random_images, tiny_cfg
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.evaluation.attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.backbones import clip, make_backbone
-from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
-from demo_sdtps.modeling.slimmed import make_slimming, slim_backbone
-from demo_sdtps.modeling.slimming.scores.distinctness import Distinctness
+from demo_sdtps.modeling.demo import make_slimming, slim_backbone
+from demo_sdtps.modeling.slimming.scores import Distinctness
 from demo_sdtps.modeling.slimming.stage import remaining_patches, run_stage, sum_of_present
 from demo_sdtps.modeling.slimming.state import State, scatter_tokens
 from tests.reference import slim as reference

@@ -22,7 +22,7 @@ from tiny import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
-from demo_sdtps.evaluation.missing import encode_cases
+from demo_sdtps.evaluation.extraction import encode_cases
 from demo_sdtps.evaluation.operations import count_macs, hdm_tokens
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.demo import missing_modalities

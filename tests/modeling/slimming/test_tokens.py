@@ -9,7 +9,7 @@ from commands import CONFIG, cli_args_for, weights_file
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.synthetic import MARKER
-from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.reports.figures import images, spread
 from demo_sdtps.reports.palette import DROPPED, OPACITY
 from demo_sdtps.reports.tokens import description, panels, patch_grids, token_samples

@@ -15,7 +15,6 @@ from torchvision.models.vision_transformer import ConvStemConfig
 
 import demo_sdtps
 from demo_sdtps.config import UserError
-from studies.baselines import ToMe
 
 KNOWN = (
     "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, TransReID, transformers' ViT, DeiT, ViTMAE, "
@@ -155,10 +154,6 @@ BOTH = "but there must be rising whole numbers and one share in (0, 1] for each,
         (
             {"score": "salience"},
             f"score is 'salience', but it must be {SCORES}; the nearest is 'saliency'.",
-        ),
-        (
-            {"score": ToMe(32, (2, 2))},
-            "score is ToMe, which brings a stage of its own, for this project's model alone; choose another.",
         ),
         (
             {"keep": None, "operations": 0.2},

@@ -1,6 +1,5 @@
 """The contract of a score of patches (`Score`), its input (`Context`), and what slimming keeps by it (`StageRecord`)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -70,9 +69,6 @@ class Score(nn.Module):
 
     masks = False  # whether it reads foreground masks in training, `State.foreground`
     reads_saliency: Any = False  # whether it reads `State.saliency`
-    is_autocast = False  # whether its linear layers run under autocast alone
-    # A stage in place of `run_stage`, as the baselines of studies/ bring, in this project's model alone.
-    run_stage: Callable[..., Any] | None = None
 
     def __init__(self, width: int, grid: Grid, **settings: object):
         super().__init__()
