@@ -135,7 +135,7 @@ class Slimming(nn.Module):
             for module in scorer.modules():
                 if is_cast(scorer) and isinstance(module, nn.Linear):
                     module.to(precision)
-        slimming = Slimming(self.blocks, self.keep, scores, self.merge, self.shared)
+        slimming = type(self)(self.blocks, self.keep, scores, self.merge, self.shared)
         return slimming.train(self.training)
 
     @property
