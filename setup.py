@@ -1,11 +1,19 @@
 """Package metadata. Installing makes demo_sdtps importable, with the command demo-sdtps and the published configurations."""
 
+import os
 import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-PACKAGE = Path(__file__).resolve().parent / "demo_sdtps" / "__init__.py"
+ROOT = Path(__file__).resolve().parent
+PACKAGE = (ROOT / "demo_sdtps" / "__init__.py").read_text(encoding="utf-8")
+VERSION = re.search(r'^__version__ = "(.+)"', PACKAGE, re.M)[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+if REPO_URL := os.environ.get("REPO_URL", ""):
+    # An index shows this page without the files beside it.
+    README = re.sub(r"\]\((?!https:|#)", f"]({REPO_URL}/blob/v{VERSION}/", README)
+    README = re.sub(r'\b(src|srcset)="', rf"\g<0>{REPO_URL}/raw/v{VERSION}/", README)
 
 SEPS = ["transformers>=4.48"]
 """The text tower of SEPS."""
@@ -37,6 +45,8 @@ TESTS = [
     "nbformat>=5.10",
     "ipykernel>=6.29",
     "open_clip_torch>=2.24",
+    "build>=1.2",
+    "setuptools>=70.1",
 ]
 SERVERS = [
     "duckdb>=1.5",
@@ -49,12 +59,15 @@ SERVERS = [
     "ray[data]>=2.50",
 ]
 """What docs/search.md's programs need, and the servers that they are tested with: 600 MB."""
-LINT = ["ruff>=0.6", "mypy>=1.11", "setuptools>=64"]
+LINT = ["ruff>=0.6", "mypy>=1.11"]
 
 setup(
     name="demo-sdtps",
-    version=re.search(r'^__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8"), re.M)[1],
+    version=VERSION,
     description="Multi-modal re-identification: DeMo with sparse and dense token-aware patch selection (SDTPS)",
+    long_description=README,
+    long_description_content_type="text/markdown",
+    url=REPO_URL,
     license="MIT",
     python_requires=">=3.10",
     packages=[*find_packages(include=["demo_sdtps", "demo_sdtps.*"]), "demo_sdtps.configs"],

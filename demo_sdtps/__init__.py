@@ -37,7 +37,7 @@ __all__ = [
     "unslim",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__ = lazy_names(
     __name__,

@@ -49,6 +49,7 @@ LONGEST = (
     "test_table_faults",
     "test_slimming_model",
     "test_stop",
+    "test_release",
     "test_package",
     "test_golden_models",
     "test_reproducible",

@@ -4,8 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
-from importlib.metadata import distributions
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -14,7 +12,6 @@ import torch
 from commands import ROOT, cli_args_for
 from PIL import Image
 
-import demo_sdtps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
@@ -29,8 +26,6 @@ ROOMS = [
 LINKS = {"modeling", "config", "datasets"}
 """Names at the root of a checkout that lead into the package; nothing depends on them."""
 RUN = ("OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1")
-PROGRAM = "from demo_sdtps.commands import main; main()"
-"""What the installed command demo-sdtps calls."""
 SITE = Path(torch.__file__).resolve().parents[1]
 """What is installed. As a plain folder on PYTHONPATH its .pth files are not read, and so no editable installation."""
 
@@ -163,35 +158,6 @@ def test_the_packages_own_configurations_are_found_from_anywhere(name, tmp_path,
     Path(name).parent.mkdir(parents=True)
     Path(name).write_text("SOLVER:\n  SEED: 5\n")
     assert load_cfg(name).SOLVER.SEED == 5  # one of the user's own comes first
-
-
-@pytest.mark.slow
-def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
-    """The wheel is built from the source archive, so that both are seen to be whole."""
-
-    def build(*command):
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    build("setup.py", "--quiet", "sdist", "--dist-dir", tmp_path)
-    (archive,) = tmp_path.glob("demo_sdtps-*")
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path)
-    build("-m", "pip", "wheel", *options, archive)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as content:
-        content.extractall(tmp_path / "site")
-    assert {path.name.partition("-")[0] for path in (tmp_path / "site").iterdir()} == {"demo_sdtps"}
-    words = cli_args_for(tiny_root, *RUN, config="Synthetic/DeMo_SDTPS.yml")
-    done = python("-c", PROGRAM, "train", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
-    assert done.returncode == 0, done.stderr
-    content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
-    assert content["epoch"] == 1
-    (installed,) = distributions(path=[str(tmp_path / "site")])
-    (entry,) = installed.entry_points
-    assert (entry.name, installed.version) == ("demo-sdtps", demo_sdtps.__version__)
-    assert entry.value == "demo_sdtps.commands:main"
-    usage = python("-c", PROGRAM, "test", "--help", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
-    assert usage.stdout.startswith("usage: demo-sdtps test "), usage.stderr
 
 
 @pytest.mark.slow
