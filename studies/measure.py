@@ -9,7 +9,6 @@ from demo_sdtps.runtime.files import write_json
 MEASURES = {
     "similarity": "how alike its outputs are",
     "calibration": "how well calibrations hold on other identities and cameras",
-    "mixed_gallery": "what a gallery costs whose triplets lack different modalities",
 }
 """Modules of studies/, each with a function `measure` of the configuration."""
 

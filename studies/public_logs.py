@@ -1,26 +1,26 @@
 """SDTPS in the training logs of code bases like DeMo: python -m studies.public_logs FOLDER --source NAME --json FILE
 
 A comparison is of two runs of an experiment (FOLDER/KIND/EXPERIMENT) that differ in MODEL.USE_SDTPS alone, off and on, or in
-one number MODEL.SDTPS_…; settings of another module (MODEL.X_…) count where it is on in both. Its figures are mAP and Rank-1 of
-the last evaluated features, at the last epoch that both runs reach and at the best until then. MODEL.USE_SDTPS names several
-modules, which the printed models tell apart (`FORMS`).
+one number MODEL.SDTPS_…; settings of another module (MODEL.X_…) count where it is on in both. Its figures are epoch, mAP and
+Rank-1 of the last evaluated features, at the last epoch that both runs reach. MODEL.USE_SDTPS names several modules, which the
+printed models tell apart (`FORMS`).
 """
 
 import argparse
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise, permutations
+from itertools import permutations
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from demo_sdtps.config import UserError, cli
 from demo_sdtps.evaluation.tables import markdown_table
-from demo_sdtps.runtime.files import write_json
+from demo_sdtps.runtime.files import atomic_write
+from demo_sdtps.study.results import result_json
 
 SWITCH, SETTING = "MODEL.USE_", "MODEL.SDTPS_"
-RATE, SEED = "SOLVER.BASE_LR", "SOLVER.SEED"
 WITHOUT_EFFECT = ("OUTPUT_DIR", "MODEL.DEVICE_ID", "DATALOADER.NUM_WORKERS")
 NUMBER, KEY = re.compile(r"\d*\.?\d+"), re.compile(r"( *)([A-Za-z_0-9]+): ?(.*)")
 FORMS = {
@@ -50,7 +50,8 @@ def main() -> None:
         raise UserError(f"{arguments.folder} has no file *.log; give a folder with logs.")
     rows = list(comparisons(runs))
     content = {"source": arguments.source, "logs": len(runs), "comparisons": rows}
-    write_json(arguments.json, content)
+    with atomic_write(arguments.json) as temporary:
+        temporary.write_text(result_json(content, levels=2) + "\n", encoding="utf-8")
     cli.print_lines(f"Wrote {len(rows)} comparisons in {len(runs)} logs to {arguments.json}")
 
 
@@ -84,17 +85,6 @@ def read_log(path: Path) -> dict[str, Any]:
     }
 
 
-def _schedule(rates: list[float]) -> str:
-    """How learning rates fall, for which configurations have no key: to at most two others, by equal amounts, or otherwise."""
-    if not rates:  # a log without them
-        return ""
-    falling = sorted(set(rates[rates.index(max(rates)) :]))
-    if len(falling) <= 3:
-        return "steps"
-    amounts = [after - before for before, after in pairwise(falling)]
-    return "linear" if max(amounts) < 1.5 * min(amounts) else "cosine"
-
-
 def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Those of runs by path, in order; two of the same numbers, of runs repeated with the same result, count once."""
     counted = set()
@@ -118,21 +108,19 @@ def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if numbers in counted or not is_in_order:
             continue
         counted.add(numbers)
-        settings = on["settings"]
         switches = sorted(name for name, value in off["settings"].items() if value == "True")
         last = min(run["evaluations"][-1][0] for run in (off, on))
         yield {
-            "data": settings["DATASETS.NAMES"],
+            "data": on["settings"]["DATASETS.NAMES"],
             "setting": key if key.startswith(SETTING) else "",
             "form": on["form"],
             "values": values,
             "beside": [name.removeprefix(SWITCH) for name in switches if name.startswith(SWITCH)],
-            "rate": settings.get(RATE, ""),
-            "schedule": _schedule(max(off["rates"], on["rates"], key=len)),
-            "seed": settings.get(SEED, ""),
             "logs": [one, other],
-            "off": _figures(off["evaluations"], last),
-            "on": _figures(on["evaluations"], last),
+            **{
+                name: [row for row in run["evaluations"] if row[0] <= last][-1]
+                for name, run in (("off", off), ("on", on))
+            },
         }
 
 
@@ -145,34 +133,9 @@ def _differing(off: dict[str, str], on: dict[str, str]) -> set[str]:
     return {key for key in keys if not key.startswith(prefixes)}
 
 
-def _figures(evaluations: list[list[float]], last: float) -> dict[str, list[float]]:
-    """Epoch, mAP and Rank-1 of the epoch with the best mAP until `last`, and of `last`."""
-    until = [row for row in evaluations if row[0] <= last]
-    return {"best": max(until, key=lambda row: row[1]), "last": until[-1]}
-
-
-def alone(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The comparisons of SDTPS beside no other module, by its form."""
-    rows = [row for row in content["comparisons"] if not (row["setting"] or row["beside"])]
-    return sorted(rows, key=lambda row: list(FORMS.values()).index(row["form"]))
-
-
 def name(row: dict[str, Any]) -> str:
     """What a comparison is of."""
     return (f"`{row['setting']}`, higher" if row["setting"] else "SDTPS") + row["form"]
-
-
-def alone_table(content: dict[str, Any]) -> str:
-    """A row for each comparison of `alone`: mAP off → on."""
-    rows = []
-    for row in alone(content):
-        rate, epochs = f"{row['rate']}, {row['schedule']}", f"{row['on']['last'][0]}"
-        maps = (f"{row['off'][at][1]:.1f} → {row['on'][at][1]:.1f}" for at in ("best", "last"))
-        rows.append(
-            [row["data"], name(row), f"`{row['logs'][1]}`", rate, row["seed"], epochs, *maps]
-        )
-    titles = ("data", "module", "log with it", "rate", "seed", "epochs", "best epoch", "last epoch")
-    return markdown_table(titles, rows)
 
 
 def module_table(content: dict[str, Any]) -> str:
@@ -180,7 +143,7 @@ def module_table(content: dict[str, Any]) -> str:
     differences: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row in content["comparisons"]:
         beside = "others" if row["beside"] else "none"
-        difference = row["on"]["last"][1] - row["off"]["last"][1]
+        difference = row["on"][1] - row["off"][1]
         differences[row["data"], name(row), beside].append(difference)
     rows = []
     for key, values in sorted(differences.items()):

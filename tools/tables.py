@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -22,7 +22,8 @@ from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.study.report import difference_text, interval, np, study_markdown
 from demo_sdtps.study.results import final_metric
-from studies import deployed, figures, mixed_gallery, off_the_shelf, public_logs
+from demo_sdtps.study.sources import source_tree
+from studies import deployed, figures, off_the_shelf, public_logs
 
 Record = dict[str, Any]
 """The content of a JSON file of docs/."""
@@ -228,9 +229,15 @@ def deploy(record: Record) -> str:
 
 
 def study(name: str, result: Record) -> str:
-    """A study's table after the command that makes its result."""
+    """A study's table after the command that makes its result; a note names files older than today's."""
     command = f"`demo-sdtps study studies/{name}.yml --json docs/results/{name}.json`"
-    return f"{command}\n\n{study_markdown(result)}"
+    return f"{command}\n\n{study_markdown(result, today())}"
+
+
+@cache
+def today() -> str:
+    """The hash of the sources of studies as they are now."""
+    return source_tree(ROOT)[0] or "unknown"
 
 
 def summary() -> str:
@@ -290,8 +297,6 @@ TABLES: dict[str, tuple[Callable[..., str], str]] = {
     **{f"study {name}": (partial(study, name), f"results/{name}") for name in RESULTS},
     "demo": (demo, "results/demo"),
     "public logs": (public_logs.means, "public_logs"),
-    "public logs runs": (public_logs.alone_table, "public_logs"),
-    "mixed gallery": (mixed_gallery.table, "mixed_gallery"),
     "deployed": (deployed.table, "deployed"),
     "off the shelf": (off_the_shelf.table, "off_the_shelf"),
 }

@@ -62,8 +62,8 @@ def result_table(result: dict[str, Any]) -> Table:
     return calibration_table(result) if is_calibrated else study_table(result)
 
 
-def study_markdown(result: dict[str, Any]) -> str:
-    """Table, legend, failed runs, and what the runs were made with."""
+def study_markdown(result: dict[str, Any], sources: str | None = None) -> str:
+    """Table, legend, failed runs, and what the runs were made with; files older than `sources` (`source_tree`) are marked."""
     first, seeds, table = result["variants"][0], seed_count(result), result_table(result)
     legend = LEGEND.format(seeds=seeds, first=first["name"])
     if "family" in first:
@@ -79,7 +79,7 @@ def study_markdown(result: dict[str, Any]) -> str:
     sections = [markdown_table(*table), legend]
     if failures:
         sections.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
-    return "\n\n".join([*sections, _provenance(result)])
+    return "\n\n".join([*sections, _provenance(result, sources)])
 
 
 def study_table(result: dict[str, Any]) -> Table:
@@ -155,7 +155,7 @@ def _label(variant: dict[str, Any]) -> str:
     return f"{variant['name']}{f' ({count - failed} of {count} runs)' if failed else ''}"
 
 
-def _provenance(result: dict[str, Any]) -> str:
+def _provenance(result: dict[str, Any], sources: str | None) -> str:
     runs = [run for variant in result["variants"] for run in variant["runs"].values()]
     runs = [run for run in runs if "machine" in run]
     tree = result.get("tree")  # of files that no change had; otherwise
@@ -167,7 +167,9 @@ def _provenance(result: dict[str, Any]) -> str:
     versions = {run["versions"]["torch"] for run in runs}
     facts = {
         "commit": " and ".join(sorted(commits)),
-        "files": (tree or "")[:10],
+        "files": f"{tree[:10]}{', older than today’s' * (tree != (sources or tree))}"
+        if tree
+        else "",
         "machine": " and ".join(sorted(machines)),
         "torch": " and ".join(sorted(versions)),
     }

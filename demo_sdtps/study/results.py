@@ -1,4 +1,4 @@
-"""The result of a study, a JSON file: what the tables read of the runs, a line for each."""
+"""The result of a study, a JSON file: what the tables read of the runs, a line for each, or for each rate of a choice."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ def last_recall(selection: Mapping[str, Any]) -> float | None:
 
 
 def result_json(content: Any, levels: int = 4, indent: str = "\n") -> str:
-    """JSON with a line for each entry, down to the runs of a result, which take one each."""
+    """JSON with a line for each entry down to `levels`, and for each that is deeper one with all of its own."""
     if not levels or not content or not isinstance(content, (dict, list)):
         return json.dumps(content)
     entries = [
@@ -63,8 +63,10 @@ def result_json(content: Any, levels: int = 4, indent: str = "\n") -> str:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    is_choice = any("family" in variant for variant in result["variants"])
     with atomic_write(path) as temporary:
-        temporary.write_text(result_json(result) + "\n", encoding="utf-8")
+        text = result_json(result, levels=2 if is_choice else 4)
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_result(path: Path) -> dict[str, Any]:

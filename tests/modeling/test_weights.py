@@ -221,3 +221,14 @@ def test_a_file_that_is_cut_short_anywhere_is_told_so(tmp_path, without_weights)
         path.write_bytes(content[:size])
         with pytest.raises(ValueError, match="another format, or damaged"):
             load_file(path, without_weights)
+
+
+def test_a_checkpoint_of_the_first_release_is_read(tmp_path):
+    """Whose backbone was called trunk."""
+    weights = tiny_model("MODEL.USE_SDTPS", True).state_dict()
+    former = {re.sub("^backbone", "trunk", name): tensor for name, tensor in weights.items()}
+    torch.save({"model": former}, tmp_path / "last.pth")
+    assert (
+        former != weights
+        and read_checkpoint(tmp_path / "last.pth").model.keys() == weights.keys()
+    )

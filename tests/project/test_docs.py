@@ -1,6 +1,5 @@
 """The pages of the root and of docs/: links, headings and commands refer to what exists; tables are those of the data."""
 
-import json
 import re
 import runpy
 import shlex
@@ -14,6 +13,8 @@ from demo_sdtps.commands import dispatch, match_command
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
+from demo_sdtps.study.report import study_markdown
+from demo_sdtps.study.sources import source_tree
 from tools import tables
 from tools.tables import FIGURES, data, with_tables
 
@@ -126,12 +127,20 @@ def test_the_pages_are_short():
     assert sum(map(words, documentation)) <= 12_000 and words(HISTORY) <= 1_300
 
 
-def test_the_results_are_of_one_tree():
-    """Calibrations, further peers and vehicles are of later sources."""
-    paths = (ROOT / "docs" / "results").glob("*.json")
-    paths = [path for path in paths if not re.search("calibration|peers|vehicles", path.stem)]
-    trees = {json.loads(path.read_text())["tree"] for path in paths}
-    assert len(trees) == 1 and None not in trees
+def test_a_table_says_whether_its_sources_are_older_than_todays():
+    """As JSON of the studies has the hash of the sources that its runs were made with."""
+    for name in tables.RESULTS:
+        result = data(f"results/{name}")
+        now = study_markdown(result, result["tree"]), study_markdown(result, "another tree")
+        assert ["older than today’s;" in note for note in now] == [False, True], name
+        page = "".join(text(ROOT / "docs" / f"{page}.md") for page in ("results", "results_all"))
+        assert tables.study(name, result) in page or name == "demo"
+    assert tables.today() == source_tree(ROOT)[0]
+
+
+def test_the_results_are_short():
+    paths = [*(ROOT / "docs" / "results").glob("*.json"), ROOT / "docs" / "public_logs.json"]
+    assert sum(len(text(path).splitlines()) for path in paths) <= 2_500
 
 
 def test_the_layout_names_every_folder():

@@ -15,11 +15,13 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.modeling.checkpoints.names import (
+    FORMER,
     OUR_BACKBONE,
     from_demo,
     is_demo,
     load_file,
     named_tensors,
+    rename,
 )
 from demo_sdtps.modeling.checkpoints.records import ORIGIN
 from demo_sdtps.modeling.exported import ExportedModel, is_exported, other_settings
@@ -96,7 +98,7 @@ def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> No
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint of ours, or a bare state dict with our or DeMo's names, by a name as `weights_file` takes it."""
     path, content = _load(path)
-    weights = named_tensors(content)
+    weights = {rename(name, [FORMER]): tensor for name, tensor in named_tensors(content).items()}
     has_demo_names = is_demo(weights)
     if has_demo_names:
         try:

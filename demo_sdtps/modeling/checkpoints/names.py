@@ -122,6 +122,8 @@ CLIP_PROJECTION = ("proj", "head.weight")
 
 OUR_BACKBONE = "backbone.vit."
 
+FORMER = ("trunk.", "backbone.")
+"""Beginnings of the backbone's names in 0.1.0 and since."""
 PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
 """First components of our names."""
 FOLDER_ATTRIBUTE = 0x10
@@ -192,7 +194,7 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     is_clip, weights = CLIP_MARK in state_dict, {}
     prefixes = _prefixes(is_clip)
     for name, tensor in stack_fusion(state_dict).items():
-        name = _rename(name, prefixes)
+        name = rename(name, prefixes)
         if is_clip and name.startswith(OUR_BACKBONE):
             inner, tensor = clip_to_timm(name.removeprefix(OUR_BACKBONE), tensor)
             name = OUR_BACKBONE + inner
@@ -209,7 +211,7 @@ def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
         if is_clip and name.startswith(OUR_BACKBONE):
             inner, tensor = _timm_to_clip(name.removeprefix(OUR_BACKBONE), tensor)
             name = OUR_BACKBONE + inner
-        weights[_rename(name, prefixes)] = tensor
+        weights[rename(name, prefixes)] = tensor
     return weights
 
 
@@ -248,7 +250,8 @@ def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     return name, tensor
 
 
-def _rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+def rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    """The name with the first of these beginnings that it has, if any, changed: (old, new)."""
     old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
     return new + name.removeprefix(old)
 
