@@ -229,6 +229,5 @@ def test_a_checkpoint_of_the_first_release_is_read(tmp_path):
     former = {re.sub("^backbone", "trunk", name): tensor for name, tensor in weights.items()}
     torch.save({"model": former}, tmp_path / "last.pth")
     assert (
-        former != weights
-        and read_checkpoint(tmp_path / "last.pth").model.keys() == weights.keys()
+        former != weights and read_checkpoint(tmp_path / "last.pth").model.keys() == weights.keys()
     )
