@@ -162,6 +162,11 @@ def digest_lines(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:
     """Raise `UserError` where the data, or the teacher, have changed since."""
+    if DIGEST not in resumed.state:
+        raise UserError(
+            f"The run in {resumed.path} is of version 0.1.0, which did not record its data; finish it with that "
+            "version, or start another run in another OUTPUT_DIR."
+        )
     before = resumed.state[DIGEST]
     changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     if changed == [TEACHER]:

@@ -23,6 +23,7 @@ from demo_sdtps.training import reid
 from demo_sdtps.training.monitor import Meter
 from demo_sdtps.training.output import Resumed, with_resumption
 from demo_sdtps.training.resume import (
+    DIGEST,
     random_states,
     set_random_states,
 )
@@ -294,6 +295,11 @@ def test_other_data_are_refused(fails, run_copy, own_root, tmp_path, reference):
     first.write_bytes(first.read_bytes() + b"0")
     message = fails(cli_args_for(moved, "OUTPUT_DIR", run_copy, *AUTO))
     assert "the run in" in message and "'query NI'" in message
+    content = torch.load(run_copy / "last.pth", weights_only=True)
+    del content[DIGEST]
+    torch.save(content, run_copy / "last.pth")
+    message = fails(cli_args_for(moved, "OUTPUT_DIR", run_copy, *AUTO))
+    assert "is of version 0.1.0" in message
 
 
 def cut_short(path):
