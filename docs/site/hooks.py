@@ -1,4 +1,5 @@
-"""Hooks of mkdocs: pages that lie outside docs/ or exist on the site alone, links between them, and formulas as MathML."""
+"""Hooks of mkdocs: pages that lie outside docs/ or exist on the site alone, links between them, formulas as MathML, and
+images for light and dark pages."""
 
 import html
 import re
@@ -22,6 +23,11 @@ OUTSIDE = {
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(^```.*?^```)", re.S | re.M)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
+
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img src="([^"]+)"([^>]*)>\s*</picture>'
+)
+"""An image for dark pages and one for light pages by the system's colours, which the site's button changes."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -63,6 +69,7 @@ def move_link(link: re.Match, source: PurePosixPath) -> str:
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    content = PICTURE.sub(r'<img src="\2#only-light"\3><img src="\1#only-dark"\3>', content)
     displays = {"(": "inline", "[": "block"}
     return FORMULA.sub(
         lambda formula: convert(html.unescape(formula[3]), display=displays[formula[2]]), content
