@@ -148,7 +148,7 @@ def read_config(path: Path, example: str) -> dict:
                 )
             # by full key, so that a file replaces what it starts from however both write it
             sections = {k: v for k, v in content.items() if v is not None}
-            return io.StringIO(yaml.safe_dump(flatten(sections)))
+            return io.StringIO(yaml.dump(flatten(sections), Dumper=SafeDumper))
 
     try:
         return File.load_yaml_with_base(str(path))
@@ -170,8 +170,14 @@ def read_yaml(path: Path, kind: str, advice: str) -> dict:
     return parse_yaml(text, f"The {kind} {path}")
 
 
-class UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A safe loader, in C where PyYAML has it. Refuses a key that stands twice in a mapping, where PyYAML takes the last."""
+SafeLoader, SafeDumper = (
+    getattr(yaml, f"CSafe{name}", getattr(yaml, f"Safe{name}")) for name in ("Loader", "Dumper")
+)
+"""In C, where PyYAML has them."""
+
+
+class UniqueKeys(SafeLoader):  # type: ignore[misc, valid-type]
+    """A safe loader that refuses a key that stands twice in one mapping, where PyYAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys: dict[str, yaml.Node] = {}

@@ -15,9 +15,9 @@ from demo_sdtps.config.check import import_score
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.backbones import Backbone, make_backbone
 from demo_sdtps.modeling.backbones.half_weights import half_weights
-from demo_sdtps.modeling.fusion import HDM, ATMoE, modality_subsets
+from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput, make_layout
-from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
+from demo_sdtps.modeling.modalities import ByModality, is_missing, modality_subsets, split_rows
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, StageRecord

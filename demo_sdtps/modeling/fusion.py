@@ -16,24 +16,9 @@ from timm.layers import QuickGELU
 from torch import nn
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.modeling.modalities import ByModality
+from demo_sdtps.modeling.modalities import SUBSETS, ByModality, modality_subsets
 
-SUBSETS = {
-    "r": ("RGB",),
-    "n": ("NI",),
-    "t": ("TI",),
-    "rn": ("RGB", "NI"),
-    "rt": ("RGB", "TI"),
-    "nt": ("NI", "TI"),
-    "rnt": ("RGB", "NI", "TI"),
-}
-"""The modalities that each of HDM's seven queries attends to, by DeMo's names."""
 HEAD_WIDTH = 64  # channels of one of HDM's attention heads
-
-
-def modality_subsets(modalities: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The entries of SUBSETS that have no other modality than these."""
-    return {name: subset for name, subset in SUBSETS.items() if set(subset) <= set(modalities)}
 
 
 class HDM(nn.Module):

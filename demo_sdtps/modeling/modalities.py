@@ -1,11 +1,27 @@
-"""Tensors by modality."""
+"""Tensors by modality, and sets of modalities."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
 Grid = tuple[int, int]  # rows and columns of patches
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
+
+SUBSETS = {
+    "r": ("RGB",),
+    "n": ("NI",),
+    "t": ("TI",),
+    "rn": ("RGB", "NI"),
+    "rt": ("RGB", "TI"),
+    "nt": ("NI", "TI"),
+    "rnt": ("RGB", "NI", "TI"),
+}
+"""The modalities that each of HDM's seven queries attends to, by DeMo's names."""
+
+
+def modality_subsets(modalities: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The entries of SUBSETS that have no other modality than these."""
+    return {name: subset for name, subset in SUBSETS.items() if set(subset) <= set(modalities)}
 
 
 def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:

@@ -39,7 +39,7 @@ from demo_sdtps.evaluation.extraction import (
 )
 from demo_sdtps.evaluation.protocol import make_test_data, modality_sets, rank_sets
 from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
-from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.modalities import SUBSETS
 from tests.reference import cross_modal as plain
 from tests.reference import ranking
 from tests.reference import reranking as plain_reranking

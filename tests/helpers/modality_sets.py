@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.distances import Comparison
-from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.modalities import SUBSETS
 
 PRESENT = {
     "R": {"RGB"},

@@ -10,7 +10,7 @@ from tiny import ENCODER, MODEL, PIFE, random_images, tiny_cfg, tiny_model
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.evaluation.operations import count_macs
-from demo_sdtps.modeling.fusion import SUBSETS, modality_subsets
+from demo_sdtps.modeling.modalities import SUBSETS, modality_subsets
 
 
 @pytest.mark.parametrize("modalities", [("RGB", "TI"), ("NI",)], ids="+".join)

@@ -7,7 +7,8 @@ from numeric import assert_close, generator, shift_seed
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.checkpoints.names import from_demo
-from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
+from demo_sdtps.modeling.fusion import HDM, ATMoE
+from demo_sdtps.modeling.modalities import SUBSETS
 from tests.reference.fusion import MODALITIES_OF, Fusion
 
 GOLDEN, MODES = ("fusion_small", "fusion_hdm_only"), ("eval", "train")

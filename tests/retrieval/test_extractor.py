@@ -16,7 +16,7 @@ from tiny import SHALLOW
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.modalities import SUBSETS
 from demo_sdtps.retrieval import extractor
 from tests.reference import cross_modal as plain
 from tests.reference import search as reference

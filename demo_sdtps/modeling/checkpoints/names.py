@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.modalities import SUBSETS
 from demo_sdtps.runtime.errors import UserError
 from demo_sdtps.runtime.files import is_sound
 
