@@ -59,11 +59,11 @@ def test_all_cases_equal_each_alone(opts, is_guided):
     Where the missing modalities guide the choice of patches, a case is what the complete model answers to images of zeros;
     where they do not, only what is made without that choice.
     """
-    cameras = torch.tensor([3, 1, 3])
+    cameras = torch.tensor([3, 1])
     model, images, _ = clear(
         lambda attempt: (
             tiny_model(GUIDE, is_guided, *opts, seed=100 * attempt).eval(),
-            random_images(1 + 100 * attempt, batch=3)[0],
+            random_images(1 + 100 * attempt, batch=2)[0],
             cameras,
         ),
         CASES,

@@ -4,22 +4,19 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.operators import BUDGETS, Counter, count_rows
+from benchmarks.operators import BUDGETS, DENSE, Counter, count_rows
 
 
 @pytest.mark.parametrize(
     "score",
-    [
-        name if name == "self_supervised" else pytest.param(name, marks=pytest.mark.slow)
-        for name in BUDGETS
-    ],
+    [name if name == DENSE else pytest.param(name, marks=pytest.mark.slow) for name in BUDGETS],
 )
 def test_no_more_operators_than_budgeted_and_none_that_waits_for_the_device(score):
     inference, moved, step = count_rows(score)
     assert inference.met and step.met, (inference.ours, step.ours)
     assert inference.ours < step.ours
     # of the dense model 44 GB
-    assert moved.ours > (20 if score == "dense" else 8)
+    assert moved.ours > (20 if score == DENSE else 8)
 
 
 def test_operators_are_counted_with_the_bytes_that_they_read_and_write():

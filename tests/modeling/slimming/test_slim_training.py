@@ -240,12 +240,13 @@ def test_half_precision_runs_and_is_near(name, score):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "score", "settings"),
+    ("name", "score", "settings", "backend"),
     [
-        ("timm", "self_supervised", {}),
+        ("timm", "self_supervised", {}, "eager"),
         *(
-            pytest.param(*case, marks=pytest.mark.soak)
+            pytest.param(*case, "aot_eager", marks=pytest.mark.soak)
             for case in [
+                ("timm", "self_supervised", {}),
                 ("timm, rotary", "saliency", {}),
                 ("timm", "distinctness", {"restore": True}),
                 ("open_clip", "saliency", {}),
@@ -254,16 +255,15 @@ def test_half_precision_runs_and_is_near(name, score):
                 ("DINOv3", "saliency", {}),  # of random rotary positions in training
             ]
         ),
-        pytest.param("timm", "saliency", {}, marks=[pytest.mark.soak, HAS_COMPILER], id="inductor"),
+        pytest.param("timm", "saliency", {}, "inductor", marks=[pytest.mark.soak, HAS_COMPILER]),
     ],
 )
-def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, settings, request):
+def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, settings, backend):
     """In evaluation and in training, and again with another batch."""
     case = CASES[name]
     _, model, _ = slim_both(case, *STAGES, score, **settings)
     plain = copy.deepcopy(model)
     torch._dynamo.reset()
-    backend = "inductor" if "inductor" in request.node.name else "aot_eager"
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     for batch in (2, 3):
         images = case.draw(batch)

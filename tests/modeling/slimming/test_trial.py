@@ -211,8 +211,11 @@ class Persistent(nn.Module):
             return self.towers[0 if self.restarts else 1](images)
 
 
-@pytest.mark.parametrize("block", [0, 1, 2])
-@pytest.mark.parametrize("settings", [{}, {"restore": True}, {"shared": False}], ids=str)
+@pytest.mark.parametrize(
+    ("block", "settings"),
+    [(0, {}), (1, {}), (2, {}), (1, {"restore": True}), (2, {"shared": False})],
+    ids=str,
+)
 def test_a_model_may_catch_the_error_of_a_tower(block, settings):
     for restarts in (True, False):
         model = demo_sdtps.slim(Persistent(restarts).eval(), (1,), (0.5,), **settings)
