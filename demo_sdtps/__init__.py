@@ -10,7 +10,7 @@ from demo_sdtps.lazy import lazy_names
 if TYPE_CHECKING:
     from demo_sdtps.config.load import get_cfg, load_cfg
     from demo_sdtps.modeling.demo import make_model
-    from demo_sdtps.modeling.distillation import distill_loss
+    from demo_sdtps.modeling.losses import distill_loss
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
     from demo_sdtps.modeling.slimming.slim import slim, slim_loss, unslim
     from demo_sdtps.plug_in.hosts import add_config
@@ -44,7 +44,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "modeling.sdtps": ["MultiModalSDTPS"],
         "modeling.demo": ["make_model"],
-        "modeling.distillation": ["distill_loss"],
+        "modeling.losses": ["distill_loss"],
         "modeling.slimming.slim": ["slim", "slim_loss", "unslim"],
         "config.load": ["get_cfg", "load_cfg"],
         "retrieval.extractor": ["Extractor"],

@@ -42,7 +42,7 @@ def features() -> None:
     cli.add_choice(parser, "--return_pattern", RETURN_PATTERNS, 3, patterns)
     cli.add_choice(parser, "--split", SPLITS, "gallery", "without effect with --images")
     outputs = "X.npz, X.parquet, or the place of a table, a folder or an address"
-    cli.add_place(parser, "--output", "PLACE", outputs)
+    cli.add_path(parser, "--output", "PLACE", outputs, str)
     parser.add_argument(
         "--format",
         choices=FORMATS,

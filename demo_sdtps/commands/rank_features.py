@@ -15,8 +15,8 @@ def main() -> None:
         "Q and G are .npz files, or tables in a folder or at an address such as s3://bucket/gallery. "
         "The queries are in memory, a table of the gallery is read batch by batch."
     )
-    cli.add_place(parser, "--query", "Q", "features of the queries")
-    cli.add_place(parser, "--gallery", "G", "features of the gallery")
+    cli.add_path(parser, "--query", "Q", "features of the queries", str)
+    cli.add_path(parser, "--gallery", "G", "features of the gallery", str)
     cli.add_where(parser)
     cli.add_choice(parser, "--feat_norm", YES_NO, "yes", "L2-normalise, as TEST.FEAT_NORM")
     key = "as TEST.CROSS_MODAL_DISTANCE"

@@ -13,8 +13,7 @@ from demo_sdtps.runtime.errors import UserError
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
-MASK = "MASK"
-"""Name of the foreground mask among the images of a triplet, and of its folder."""
+MASK = "MASK"  # name of the foreground mask among the images of a triplet, and of its folder
 WITH_MASKS = ("supervised",)
 """Values of MODEL.SLIM_SCORE that read foreground masks in training (docs/train.md)."""
 

@@ -18,8 +18,7 @@ from demo_sdtps.runtime.errors import UserError, is_out_of_memory, nearest_name
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.runtime.threads import prepare_threads
 
-PICTURE = (".png", ".pdf", ".svg")
-"""Suffixes of a figure."""
+PICTURE = (".png", ".pdf", ".svg")  # suffixes of a figure
 NEGATIVE, FLAG = re.compile(r"-(\.?\d\S*|inf|nan)$"), re.compile(r"(?<=^--)[\w-]+")
 COMPLETING = "_ARGCOMPLETE"
 """Environment variable: a shell asks by argcomplete what may stand at the cursor."""
@@ -51,14 +50,11 @@ def add_choice(
     parser.add_argument(flag, type=type(default), choices=choices, default=default, help=meaning)
 
 
-def add_path(parser: ArgumentParser, flag: str, metavar: str, meaning: str) -> None:
-    """Add a required flag for a file or folder."""
-    parser.add_argument(flag, type=Path, metavar=metavar, required=True, help=meaning)
-
-
-def add_place(parser: ArgumentParser, flag: str, metavar: str, meaning: str) -> None:
-    """Add a required flag for a file, a folder or an address such as s3://bucket/folder, as text."""
-    parser.add_argument(flag, metavar=metavar, required=True, help=meaning)
+def add_path(
+    parser: ArgumentParser, flag: str, metavar: str, meaning: str, kind: type = Path
+) -> None:
+    """Add a required flag for a file or folder, or as text, `kind` str, for an address such as s3://bucket/folder too."""
+    parser.add_argument(flag, type=kind, metavar=metavar, required=True, help=meaning)
 
 
 def add_where(parser: ArgumentParser) -> None:

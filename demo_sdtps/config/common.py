@@ -4,51 +4,34 @@ from __future__ import annotations
 
 # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
 MODALITIES = ("RGB", "NI", "TI")
-
-
-# features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
-RETURN_PATTERNS = (1, 2, 3)
-
-# of triplets that lack modalities (TEST.CROSS_MODAL_DISTANCE)
+RETURN_PATTERNS = (1, 2, 3)  # features at evaluation: 1 original, 2 enhanced, 3 both
+# of triplets that lack modalities (TEST.CROSS_MODAL_DISTANCE), and which they lack, by first letters (TEST.MISS)
 CROSS_MODAL_DISTANCES = ("all", "shared")
-
-# missing modalities of a triplet, by first letters (TEST.MISS)
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
 
-COMMAND = "demo-sdtps"
-"""The command of an installed package (demo_sdtps/commands)."""
-
+COMMAND = "demo-sdtps"  # of an installed package (demo_sdtps/commands)
+# of demo-sdtps draw attention
 ATTENTION_METHODS = {
     "rollout": "attention rollout of the class token",
     "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples",
 }
-"""Of demo-sdtps draw attention."""
-
+# of demo-sdtps masks: names of the classes in COCO
 FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
-"""Foregrounds of demo-sdtps masks: names of the classes in COCO."""
 
+# of demo-sdtps search: hits of a query, distances, indices (exact, and approximate)
 TOP = 10
-"""Hits of a query by default."""
-
 SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by TEST.CROSS_MODAL_DISTANCE as in the evaluation"
 RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
-"""Distances of demo-sdtps search."""
-
-FALSE_ACCEPT_RATES = (0.0001, 0.001, 0.01, 0.05)
-"""Shares of the pairs of different identities that a threshold of demo-sdtps calibrate accepts."""
-FALSE_ACCEPT = 0.01
-"""The one of them that a search marks hits by, by default."""
-
 FLAT, APPROXIMATE = "flat", "hnsw"
-"""Indices of demo-sdtps search: exact, and approximate."""
+# shares of the pairs of different identities that demo-sdtps calibrate lets a threshold accept; that by which hits are marked
+FALSE_ACCEPT_RATES, FALSE_ACCEPT = (0.0001, 0.001, 0.01, 0.05), 0.01
 
+# MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (modeling/backbones)
 CLIP_BACKBONE = "ViT-B-16"
-"""MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (modeling/backbones)."""
-
+# values of MODEL.PRETRAIN_PATH_T that are no file: timm downloads the weights; they are random, '' with a warning
 HUB, RANDOM_WEIGHTS = "hub", ("", "none")
 SCRATCH = "RGBNT201/DeMo_SDTPS_tiny trains without any download"
-"""Values of MODEL.PRETRAIN_PATH_T that are no file: timm downloads the weights; the weights are random, '' with a warning."""
-
+# arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals
 SDTPS_ARGUMENTS = (
     "sparse_ratio",
     "aggr_ratio",
@@ -57,25 +40,16 @@ SDTPS_ARGUMENTS = (
     "beta",
     "gumbel_select",
 )
-"""Arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals."""
 
+# keys that two models have equal where they read the same tensors
 IMAGE_KEYS = (
     "MODEL.MODALITIES",
-    "INPUT.SIZE_TRAIN",
-    "INPUT.SIZE_TEST",
-    "INPUT.PIXEL_MEAN",
-    "INPUT.PIXEL_STD",
-    "INPUT.RANGES",
+    *(f"INPUT.{name}" for name in ("SIZE_TRAIN", "SIZE_TEST", "PIXEL_MEAN", "PIXEL_STD", "RANGES")),
 )
-"""Keys that two models have equal where they read the same tensors."""
-
+# keys that name paths of the machine of the training, which `Extractor.save_pretrained` leaves out
 UNSHARED = (
-    "OUTPUT_DIR",
-    "DATASETS.ROOT_DIR",
-    "TEST.WEIGHT",
-    "MODEL.PRETRAIN_PATH_T",
-    "MODEL.TEACHER",
+    *("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT"),
+    *("MODEL.PRETRAIN_PATH_T", "MODEL.TEACHER"),
 )
-"""Keys that name paths of the machine of the training, which `Extractor.save_pretrained` leaves out."""
+# keys of MODEL on which features do not depend
 WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
-"""Keys of MODEL on which features do not depend."""

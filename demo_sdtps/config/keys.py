@@ -8,7 +8,12 @@ from __future__ import annotations
 import math
 import re
 
-from demo_sdtps.config.common import CROSS_MODAL_DISTANCES, MISSING_CASES, MODALITIES
+from demo_sdtps.config.common import (
+    CROSS_MODAL_DISTANCES,
+    MISSING_CASES,
+    MODALITIES,
+    RETURN_PATTERNS,
+)
 from demo_sdtps.config.schema import (
     AMP,
     BELOW_ONE,
@@ -52,6 +57,8 @@ UNUSED_KEYS = {
 }
 """Defaults of the keys without effect."""
 
+METRIC_LOSSES = ("triplet", "center", "triplet_center")
+
 KEYS = (
     Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
     Key("RESUME", "no", "continue the run; auto: where there is one", ("no", "yes", "auto")),
@@ -85,9 +92,7 @@ KEYS = (
         "class token and a position embedding (docs/method.md)",
     ),
     Key(
-        "MODEL.PRETRAIN_PATH_T",
-        "",
-        "weights: a file, 'hub' (downloaded), or 'none' (random, as '')",
+        "MODEL.PRETRAIN_PATH_T", "", "weights: a file, 'hub' (downloads), or 'none' (random, as '')"
     ),
     Key("MODEL.TEACHER", "", "checkpoint whose logits training follows (distillation); '': none"),
     Key("MODEL.PATCH_SIZE", 0, "side of a patch of random weights; 0: its own", *NOT_NEGATIVE),
@@ -130,9 +135,7 @@ KEYS = (
         "score by which patches are kept: saliency, distinctness, sdtps, supervised, self_supervised (docs/method.md), or "
         "package.module:Class of your own",
     ),
-    Key(
-        "MODEL.SLIM_SHARED", True, "keep the same positions in all modalities; False: each its own"
-    ),
+    Key("MODEL.SLIM_SHARED", True, "keep the same positions of all modalities; or each its own"),
     Key("MODEL.SLIM_MERGE", True, "merge the dropped patches, into one token or as the score says"),
     Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of a score that learns", *NOT_NEGATIVE),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens after the backbone (SDTPS)"),
@@ -149,20 +152,11 @@ KEYS = (
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
     Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),
     Key("MODEL.DIRECT", 1, "1: one head on the globals concatenated; 0: one each", (0, 1)),
-    constant_key(
-        "MODEL.NECK", "bnneck", "between feature and classifier", "DeMo has no other neck"
-    ),
-    constant_key(
-        "MODEL.ID_LOSS_TYPE", "softmax", "loss of the logits", "DeMo's classifiers are linear"
-    ),
+    constant_key("MODEL.NECK", "bnneck", "before the classifier", "DeMo has no other neck"),
+    constant_key("MODEL.ID_LOSS_TYPE", "softmax", "loss of logits", "DeMo's heads are linear"),
     Key("MODEL.ID_LOSS_WEIGHT", 1.0, "weight of the identity loss", *NOT_NEGATIVE),
     Key("MODEL.IF_LABELSMOOTH", "on", "label smoothing 0.1 in the identity loss", ON_OFF),
-    Key(
-        "MODEL.METRIC_LOSS_TYPE",
-        "triplet",
-        "losses of the features",
-        ("triplet", "center", "triplet_center"),
-    ),
+    Key("MODEL.METRIC_LOSS_TYPE", "triplet", "losses of features", METRIC_LOSSES),
     Key("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "weight of the triplet loss", *NOT_NEGATIVE),
     Key("MODEL.NO_MARGIN", True, "soft-margin triplet loss; False: the margin SOLVER.MARGIN"),
     Key("MODEL.IF_WITH_CENTER", "no", "'yes' requires a METRIC_LOSS_TYPE with center", YES_NO),
@@ -215,12 +209,7 @@ KEYS = (
     ),
     Key("DATASETS.VERIFY", False, "decode every image first and list those that cannot be read"),
     Key("DATASETS.SKIP_UNREADABLE", False, "go on without these, and list them at the end"),
-    Key(
-        "DATASETS.CACHE",
-        "auto",
-        "keep images in memory; auto: where they fit into 1 GB",
-        ("auto", *YES_NO),
-    ),
+    Key("DATASETS.CACHE", "auto", "keep images in memory; auto: up to 1 GB", ("auto", *YES_NO)),
     Key(
         "DATALOADER.NUM_WORKERS",
         -1,
@@ -277,13 +266,13 @@ KEYS = (
     Key(
         "TEST.WEIGHT",
         "",
-        "checkpoint: a file, a folder, or owner/name on Hugging Face's hub; where training starts",
+        "checkpoint: file, folder, or owner/name on Hugging Face's hub; training's start",
     ),
     Key(
         "TEST.RETURN_PATTERN",
         3,
-        "features that are ranked: 1 original, 2 enhanced, 3 both",
-        (1, 2, 3),
+        "features to rank: 1 original, 2 enhanced, 3 both",
+        RETURN_PATTERNS,
     ),
     Key(
         "TEST.MISS",
@@ -299,11 +288,6 @@ KEYS = (
         CROSS_MODAL_DISTANCES,
     ),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
-    Key(
-        "TEST.NECK_FEAT",
-        "before",
-        "features before or after the neck's BatchNorm",
-        ("before", "after"),
-    ),
+    Key("TEST.NECK_FEAT", "before", "features before or after the BatchNorm", ("before", "after")),
     Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking, of L2-normalised features", YES_NO),
 )

@@ -29,8 +29,7 @@ CONFIGS = next(
     (path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE
 )
 """The published configurations: in an installed package inside it, in a checkout beside it."""
-OWN = "Own"
-"""The folder in it for own data."""
+OWN = "Own"  # the folder in it for own data
 ENDINGS = ("", ".yml", ".yaml")
 DISTANCE = "TEST.CROSS_MODAL_DISTANCE"
 OLD_DISTANCE, NEW_DISTANCE = "pairs", "shared"
@@ -48,8 +47,7 @@ class StoredText(NamedTuple):
         return f"the checkpoint {self.path}"
 
 
-Source = str | Path | StoredText
-"""Where values come from; messages name it."""
+Source = str | Path | StoredText  # where values come from; messages name it
 
 
 def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:

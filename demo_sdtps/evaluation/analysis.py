@@ -12,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.distances import Distances
 from demo_sdtps.evaluation.metrics import average_precisions, match_ranks
-from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.errors import UserError, check_extra
 
 
 class Labels(NamedTuple):

@@ -33,9 +33,7 @@ def attention_weights(
 ) -> torch.Tensor:
     """Softmax weights of `queries`, all tokens or CLASS_TOKEN, over all L tokens in `block`, whose input is `values` (B, L, C)
     → (B, heads, L or 1, L) float32. `rope` is the rotary embedding that the block is given, `bias` is added to the logits.
-
-    Those of the class token cost the block's keys, about a twelfth of the block.
-    """
+    Those of the class token cost the block's keys, about a twelfth of the block."""
     query, key = _project(block, values[:, queries], is_key=False), keys(block, values)
     if rope is not None:
         key = _rotate(key, rope, block.attn)
@@ -181,12 +179,10 @@ def grad_cam(
     target: Callable[[Context], torch.Tensor],
     missing: frozenset[str] = frozenset(),
 ) -> Maps:
-    """Grad-CAM (Selvaraju et al., ICCV 2017) at the patch tokens that enter the last block, towards `target`.
-
-    `target` is a function of the encoded triplets with a number (B,) for each. With x_i the token of patch i and g_i the
-    gradient of the target there, the map is ReLU(x_i · α), where α is the mean of g_i over the patches of the image; patches
-    that slimming has dropped have the value 0. Other arguments and errors are those of `rollout`.
-    """
+    """Grad-CAM (Selvaraju et al., ICCV 2017) at the patch tokens that enter the last block, towards `target`. `target` is a
+    function of the encoded triplets with a number (B,) for each. With x_i the token of patch i and g_i the gradient of the
+    target there, the map is ReLU(x_i · α), where α is the mean of g_i over the patches of the image; patches that slimming has
+    dropped have the value 0. Other arguments and errors are those of `rollout`."""
     backbone = model.backbone
     context, outputs = _encode(model, images, cameras, missing)
     last, prefix = outputs[-1], backbone.vit.num_prefix_tokens

@@ -30,18 +30,15 @@ Side = tuple[torch.Tensor, np.ndarray]
 """Features (n, D) of the queries or the gallery, and their `present` (n, 3)."""
 Take = Callable[[np.ndarray], torch.Tensor]
 """Features (m, D) of the gallery's samples at ascending indices (m,)."""
-Rows = slice | np.ndarray
-"""Some of the gallery's samples, in ascending order."""
+Rows = slice | np.ndarray  # some of the gallery's samples, in ascending order
 Scales = Mapping[tuple[Modalities, Modalities], tuple[torch.Tensor, torch.Tensor]]
 """Mean and deviation, (q, 1) each, of the distances of the q queries of a set to triplets of a set."""
 
 
 def squared_distances(query: torch.Tensor, gallery: torch.Tensor) -> torch.Tensor:
-    """Squared Euclidean distances (Q, G) float32 of features (Q, D) and (G, D), by a product.
-
-    What the queries have in common is subtracted from both sides first, so that a large common
-    offset costs no precision. Equal features may differ in the last bit of their distances.
-    """
+    """Squared Euclidean distances (Q, G) float32 of features (Q, D) and (G, D), by a product. What the queries have in common
+    is subtracted from both sides first, so that a large common offset costs no precision. Equal features may differ in the last
+    bit of their distances."""
     query, gallery = at_least_float32(query), at_least_float32(gallery)
     offset = common_offset(query)
     query, gallery = (query - offset).float(), (gallery - offset).float()
@@ -84,13 +81,10 @@ def common_offset(features: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Comparison:
-    """By which columns triplets are compared (TEST.CROSS_MODAL_DISTANCE): `how` is "all", or
-    "shared", those made from modalities that both have.
-
-    `sources` names the modalities that each of the features' parts, of equal width, is made from.
-    With `normalise` some of the columns are L2-normalised anew. `scales` are the mean and deviation
-    of a calibration by the sets of query and gallery, in place of those of `cohort_scales`.
-    """
+    """By which columns triplets are compared (TEST.CROSS_MODAL_DISTANCE): `how` is "all", or "shared", those made from
+    modalities that both have. `sources` names the modalities that each of the features' parts, of equal width, is made from.
+    With `normalise` some of the columns are L2-normalised anew. `scales` are the mean and deviation of a calibration by the
+    sets of query and gallery, in place of those of `cohort_scales`."""
 
     sources: Sequence[Modalities] = ()
     how: str = "all"
@@ -174,8 +168,7 @@ def describe_incomparable(
     *,
     setting: str = "TEST.CROSS_MODAL_DISTANCE",
 ) -> str:
-    """A sentence, without its end, on the queries that have a distance from nothing in the
-    gallery; "" where there is none."""
+    """A sentence, without its end, on the queries that have a distance from nothing in the gallery; "" where there is none."""
     rows = find_incomparable(comparison, query, gallery)
     names = ", ".join(sorted({set_name(names_present(row)) for row in query[rows]}))
     return names and (

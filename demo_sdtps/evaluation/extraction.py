@@ -43,10 +43,8 @@ def prepare_evaluation(cfg: CfgNode, several: bool = False) -> torch.device:
 def load_model_and_data(
     cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"), several: bool = False
 ) -> tuple[DeMo, dict[str, list[Sample]]]:
-    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split.
-
-    The numbers of identities and cameras come from the checkpoint, so the training split is not read.
-    """
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split. The
+    numbers of identities and cameras come from the checkpoint, so the training split is not read."""
     device = prepare_evaluation(cfg, several)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
@@ -108,12 +106,10 @@ def extract_patterns(
 def encode_cases(
     model: DeMo, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]]
 ) -> list[EncodedTriplets]:
-    """`DeMo.forward_features` in several cases of missing modalities, whose images count as zeros.
-
-    Every image passes through the backbone once, whatever the number of cases, and a zero image once per camera: nothing
-    before SDTPS and HDM mixes modalities. Slimming does, so that the blocks after its first run for each case.
-    `cam_label` may be on the CPU where the images are on a GPU, which then is not waited for.
-    """
+    """`DeMo.forward_features` in several cases of missing modalities, whose images count as zeros. Every image passes through
+    the backbone once, whatever the number of cases, and a zero image once per camera: nothing before SDTPS and HDM mixes
+    modalities. Slimming does, so that the blocks after its first run for each case. `cam_label` may be on the CPU where the
+    images are on a GPU, which then is not waited for."""
     device = next(iter(images.values())).device
     absent = frozenset[str]().union(*cases)
     present = {
@@ -186,12 +182,10 @@ def extract_features(
     cases: Sequence[frozenset[str]] | None = None,
     total: int | None = None,
 ) -> list[dict[int, torch.Tensor]]:
-    """Features of the loader's samples in each of the cases, by return pattern: (samples, D) float32 on the CPU.
-
-    `cases` are sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their
-    number. TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this
-    process's part of so many samples, and the features are those of all of them.
-    """
+    """Features of the loader's samples in each of the cases, by return pattern: (samples, D) float32 on the CPU. `cases` are
+    sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their number.
+    TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this process's part
+    of so many samples, and the features are those of all of them."""
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
     if isinstance(model, ExportedModel):

@@ -73,8 +73,7 @@ def evaluate_ranking(
 def score_distances(
     distances: Distances, ids: Sequence[Any], keys: Sequence[Any], max_rank: int = 50
 ) -> Ranking:
-    """The scores by distances; arguments are those of `match_ranks`. Raises `UserError` where no
-    query has a match."""
+    """The scores by distances; arguments are those of `match_ranks`. Raises `UserError` where no query has a match."""
     rank, matches, tpr = match_ranks(distances, ids, keys)
     if not len(rank):
         raise UserError(
@@ -129,12 +128,8 @@ class MatchRanks(NamedTuple):
 
 @torch.no_grad()
 def match_ranks(distances: Distances, ids: Sequence[Any], keys: Sequence[Any]) -> MatchRanks:
-    """The ranks of all matches.
-
-    `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples
-    of a query's identity and key (camera or scene) are excluded. Raises `ValueError` as
-    `evaluate_ranking`.
-    """
+    """The ranks of all matches. `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples
+    of a query's identity and key (camera or scene) are excluded. Raises `ValueError` as `evaluate_ranking`."""
     queries, gallery = distances.shape
     row, sample, is_match = same_identity(distances.shape, ids, keys)
     value = distances.pairs(row, sample)
@@ -173,10 +168,8 @@ def same_identity(
     shape: tuple[int, int], ids: Sequence[Any], keys: Sequence[Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All pairs of a query and a gallery sample of its identity: queries (n,), ascending, samples (n,), and whether the sample
-    is a match (n,) or excluded.
-
-    `shape` is (Q, G); other arguments are those of `match_ranks`. Raises `ValueError` where a length does not fit.
-    """
+    is a match (n,) or excluded. `shape` is (Q, G); other arguments are those of `match_ranks`. Raises `ValueError` where a
+    length does not fit."""
     query_ids, gallery_ids, query_keys, gallery_keys = (
         torch.as_tensor(labels).cpu().numpy() for labels in (*ids, *keys)
     )

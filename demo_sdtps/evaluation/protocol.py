@@ -96,9 +96,7 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
 
 def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched: int) -> list[str]:
     """Warnings about data, and settings for them, that are probably a mistake, though training and evaluation can go on.
-
-    `splits` are all three, `matched` is the number of queries with a match.
-    """
+    `splits` are all three, `matched` is the number of queries with a match."""
     warnings = []
     known = {sample.identity for sample in splits["train"]}
     tested = {sample.identity for sample in (*splits["query"], *splits["gallery"])}
@@ -230,11 +228,9 @@ def evaluate_cross_modal(cfg: CfgNode, model: Model, data: TestData) -> CrossMod
 def rank_sets(
     cfg: CfgNode, model: Model, features: Mapping[str, Mapping[int, torch.Tensor]], data: TestData
 ) -> CrossModal:
-    """Score every set of modalities of the query against every one of the gallery, without re-ranking.
-
-    `features` (samples, D) by case of `CASES` and return pattern. A triplet is compared by the images that it has of a set's
-    modalities, as everywhere; a cell in which no query has any in common with the gallery is undefined.
-    """
+    """Score every set of modalities of the query against every one of the gallery, without re-ranking. `features` (samples, D)
+    by case of `CASES` and return pattern. A triplet is compared by the images that it has of a set's modalities, as everywhere;
+    a cell in which no query has any in common with the gallery is undefined."""
     device, sets = model_device(model), modality_sets(model.modalities)
     pattern = cfg.TEST.RETURN_PATTERN
     comparison = make_comparison(cfg, pattern, cfg.TEST.FEAT_NORM == "yes")

@@ -75,13 +75,10 @@ def rerank(comparison: Comparison, query: Side, gallery: Side) -> Distances:
 
 
 class Rows:
-    """Distances of N samples to all, in blocks of rows: (rows, (n, N) float32, at least 0).
-
-    `between` gives the distances (m, M) of some of the M distinct samples to all of these, `index`
-    (N,) says which of them each sample is. Copies of an image in query and gallery therefore have
-    distance 0 from each other and equal distances to all others, whatever the rounding (up to the
-    last bit for sets too large to be kept).
-    """
+    """Distances of N samples to all, in blocks of rows: (rows, (n, N) float32, at least 0). `between` gives the distances (m,
+    M) of some of the M distinct samples to all of these, `index` (N,) says which of them each sample is. Copies of an image in
+    query and gallery therefore have distance 0 from each other and equal distances to all others, whatever the rounding (up to
+    the last bit for sets too large to be kept)."""
 
     def __init__(self, between: Callable[[torch.Tensor], torch.Tensor], index: torch.Tensor):
         self.between, self.index = between, index
@@ -173,10 +170,8 @@ def _weights(rows: Rows, farthest: torch.Tensor, sets: csr_matrix) -> csr_matrix
 
 
 def _overlap(query: csr_matrix, gallery: csr_matrix) -> np.ndarray:
-    """Sums over the columns of the minimum of a query's (Q, N) and a gallery sample's (G, N) weight: (Q, G) float32.
-
-    Only columns where both weights are non-zero ("meetings") contribute.
-    """
+    """Sums over the columns of the minimum of a query's (Q, N) and a gallery sample's (G, N) weight: (Q, G) float32. Only
+    columns where both weights are non-zero ("meetings") contribute."""
     columns = gallery.T.tocsr()
     total = np.empty((query.shape[0], gallery.shape[0]), np.float32)
     meetings = np.append(0, np.diff(columns.indptr)[query.indices].cumsum())[query.indptr]

@@ -74,11 +74,9 @@ class Choice:
 def measure_selection(
     model: DeMo, loader: DataLoader, foreground: torch.Tensor, illuminations: Sequence[str] = ()
 ) -> Quality:
-    """Complete triplets and every case of missing modalities; the first blocks of the backbone see every image once.
-
-    foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet.
-    `illuminations` are "day", "night" or "" for each image.
-    """
+    """Complete triplets and every case of missing modalities; the first blocks of the backbone see every image once. foreground
+    (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet. `illuminations`
+    are "day", "night" or "" for each image."""
     device, cases = next(model.parameters()).device, missing_cases(model.modalities)
     numbers: dict[tuple[str, str], Numbers] = defaultdict(lambda: defaultdict(list))
     sums: dict[str, torch.Tensor] = {}
@@ -137,8 +135,7 @@ def choices(
     model: DeMo, encoded: EncodedTriplets, missing: frozenset[str] = frozenset()
 ) -> dict[str, dict[str, Choice]]:
     """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality; without the
-    parts of a score that are named after `missing` modalities.
-    """
+    parts of a score that are named after `missing` modalities."""
     context = encoded.context
     features = [*context.tokens.values(), *context.global_feats.values()]
     check_features("The network's features", features)
@@ -191,10 +188,8 @@ def _means(numbers: Numbers, images: torch.Tensor | slice = slice(None)) -> Meas
 
 def average_precision(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Tensor:
     """Average precision, the highest score first: scores (B, N), relevant (B, N) bool → (B,) float64; NaN: none is relevant.
-
     The mean, over the relevant, of the precision among all with an equal or higher score: a constant score gives the share of
-    the relevant, whatever the order.
-    """
+    the relevant, whatever the order."""
     scores, order = scores.sort(dim=1, descending=True)
     relevant = relevant.gather(1, order)
     last = torch.searchsorted(-scores, -scores, right=True) - 1  # index of the last equal score
@@ -203,11 +198,9 @@ def average_precision(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Ten
 
 
 def random_order(relevant: torch.Tensor) -> float:
-    """Expected average precision of a random order: the mean over the rows of relevant (B, N) bool with R > 0 relevant.
-
-    At rank k of N a relevant one has (k - 1)·(R - 1)/(N - 1) relevant before it on average, which gives the mean over k of
-    (1 + (k - 1)·(R - 1)/(N - 1))/k.
-    """
+    """Expected average precision of a random order: the mean over the rows of relevant (B, N) bool with R > 0 relevant. At rank
+    k of N a relevant one has (k - 1)·(R - 1)/(N - 1) relevant before it on average, which gives the mean over k of (1 + (k -
+    1)·(R - 1)/(N - 1))/k."""
     counts = relevant.sum(dim=1)
     counts = counts[counts > 0].double().unsqueeze(1)
     before = torch.arange(relevant.shape[1])  # k - 1

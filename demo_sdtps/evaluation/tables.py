@@ -112,7 +112,10 @@ def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
 
 def cross_modal_tables(cfg: CfgNode, result: CrossModal) -> list[str]:
     """The lines of a table in percent for each measure."""
-    lines = [cross_modal_caption(cfg)]
+    lines = [
+        "modalities of the query (rows) and of the gallery (columns), incomplete ones by TEST.CROSS_MODAL_DISTANCE "
+        f"{cfg.TEST.CROSS_MODAL_DISTANCE}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
+    ]
     for measure, rows in result.items():
         percent = {
             one: {other: None if value is None else 100 * value for other, value in row.items()}
@@ -120,14 +123,6 @@ def cross_modal_tables(cfg: CfgNode, result: CrossModal) -> list[str]:
         }
         lines += ["", *percent_table(percent, measure).splitlines()]
     return lines
-
-
-def cross_modal_caption(cfg: CfgNode) -> str:
-    """One line on what the matrices of sets of modalities show."""
-    return (
-        "modalities of the query (rows) and of the gallery (columns), incomplete ones by TEST.CROSS_MODAL_DISTANCE "
-        f"{cfg.TEST.CROSS_MODAL_DISTANCE}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
-    )
 
 
 def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = "") -> str:

@@ -61,10 +61,8 @@ def slim_backbone(
     foreground: torch.Tensor | None = None,
 ) -> BackboneOutput:
     """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all.
-
     `images` tell which are missing; they and `foreground` (B, N), share of each patch in the foreground mask, are for the
-    scores that read them.
-    """
+    scores that read them."""
     images, count, outputs = images or {}, len(stem), []
     rows = [*stem.values(), *images.values(), *([] if foreground is None else [foreground])]
     with backbone.ready(rows[0].device):
@@ -79,11 +77,7 @@ def slim_backbone(
 
 
 def _run(
-    slimming: Slimming,
-    backbone: Backbone,
-    stem: ByModality,
-    images: ByModality,
-    masks: ByModality,
+    slimming: Slimming, backbone: Backbone, stem: ByModality, images: ByModality, masks: ByModality
 ) -> BackboneOutput:
     grid, names = backbone.grid_size, tuple(stem)
     known = slimming.saliency(images, backbone.patch_windows, grid)

@@ -11,11 +11,10 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WITHOUT_EFFECT
 from demo_sdtps.config.load import StoredText, flatten, parse_yaml
 from demo_sdtps.modeling.checkpoints.records import NUMBER, ORIGIN, PATTERN
-from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.errors import UserError, check_extra
 from demo_sdtps.runtime.files import has_form, is_sound
 from demo_sdtps.runtime.threads import THREADS, cpu_cores
 
@@ -62,12 +61,10 @@ def other_settings(cfg: CfgNode, config: StoredText) -> dict[str, tuple[Any, Any
 
 
 class ExportedModel:
-    """Features of decoded triplets by ONNX Runtime or OpenVINO on the CPU.
-
-    `about` is the record of the file: "input", "modalities", "size" (height, width), "mean", "std", "cameras", "columns" (start
-    and end of each return pattern in the output), "config" (YAML) and "origin", as `Extractor` takes them. `amp` is a value of
-    TEST.AMP, which OpenVINO's files heed. `threads`: those of OMP_NUM_THREADS, or all.
-    """
+    """Features of decoded triplets by ONNX Runtime or OpenVINO on the CPU. `about` is the record of the file: "input",
+    "modalities", "size" (height, width), "mean", "std", "cameras", "columns" (start and end of each return pattern in the
+    output), "config" (YAML) and "origin", as `Extractor` takes them. `amp` is a value of TEST.AMP, which OpenVINO's files heed.
+    `threads`: those of OMP_NUM_THREADS, or all."""
 
     def __init__(self, path: str | Path, amp: str = "off", threads: int = 0):
         threads = threads or int(os.environ.get(THREADS) or cpu_cores())
@@ -118,10 +115,8 @@ class ExportedModel:
         self, triplets: Sequence[Sequence[np.ndarray | None]], cameras: Sequence[int]
     ) -> dict[str, np.ndarray]:
         """The file's inputs from images uint8 (3, H, W) by modality, None for a missing one, and cameras from 0, of which those
-        that the model does not know are any other one.
-
-        Images are resized here, as the file resizes them, but for one level of 255: OpenVINO takes several times as long.
-        """
+        that the model does not know are any other one. Images are resized here, as the file resizes them, but for one level of
+        255: OpenVINO takes several times as long."""
         images = dict(zip(self.modalities, zip(*triplets, strict=True), strict=True))
         inputs = {name.lower(): self._batch(each) for name, each in images.items()}
         if self.about["input"] != IMAGENET:

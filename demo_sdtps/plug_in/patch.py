@@ -28,10 +28,8 @@ REDUCES = ("rgb_reduce", "nir_reduce", "tir_reduce")
 
 
 class ForwardRecord:
-    """What the host's modules pass on in one forward: patch tokens (B, N, C) and globals (B, C), in the order RGB, NI, TI.
-
-    The modules that the hooks watch hold it during the forward: replicas of nn.DataParallel share hooks, not attributes.
-    """
+    """What the host's modules pass on in one forward: patch tokens (B, N, C) and globals (B, C), in the order RGB, NI, TI. The
+    modules that the hooks watch hold it during the forward: replicas of nn.DataParallel share hooks, not attributes."""
 
     def __init__(self, model: SDTPSForward) -> None:
         self.model, host = model, model.sdtps_host
@@ -102,11 +100,9 @@ class SDTPSForward(nn.Module):
     sdtps_loss_weight: float
 
     def forward(self, *args, **kwargs):
-        """As the host's; → in training the pair of SDTPS too, in evaluation a feature (B, D).
-
-        With return patterns, 1 is the original feature, 2 that of SDTPS and then the fused one where there is one, 3 both; a
-        host without them gets its own feature and that of SDTPS.
-        """
+        """As the host's; → in training the pair of SDTPS too, in evaluation a feature (B, D). With return patterns, 1 is the
+        original feature, 2 that of SDTPS and then the fused one where there is one, 3 both; a host without them gets its own
+        feature and that of SDTPS."""
         host, call = self.sdtps_host, inspect.signature(super().forward).bind(*args, **kwargs)
         call.apply_defaults()
         asked = call.arguments.get("return_pattern", 3)

@@ -79,10 +79,8 @@ def choose_device(cfg: CfgNode) -> torch.device:
 
 
 def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:
-    """The dtype for a value of SOLVER.AMP or TEST.AMP on a device, None for float32 (docs/method.md).
-
-    auto: bfloat16 where the hardware supports it (AMX or AVX512-BF16 on CPUs, GPUs from Ampere on), float16 on older GPUs.
-    """
+    """The dtype for a value of SOLVER.AMP or TEST.AMP on a device, None for float32 (docs/method.md). auto: bfloat16 where the
+    hardware supports it (AMX or AVX512-BF16 on CPUs, GPUs from Ampere on), float16 on older GPUs."""
     if mode == "auto" and device.type == "cuda":
         mode = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
     elif mode == "auto":

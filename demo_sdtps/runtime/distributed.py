@@ -59,10 +59,8 @@ def local_rank() -> int:
 
 @contextmanager
 def init_distributed() -> Iterator[None]:
-    """Context manager: the processes that torchrun started, if any, form a process group; rank 0 alone logs and warns.
-
-    A mistake is the error of its process: torchrun ends the others.
-    """
+    """Context manager: the processes that torchrun started, if any, form a process group; rank 0 alone logs and warns. A
+    mistake is the error of its process: torchrun ends the others."""
     if env_world_size() == 1:
         yield
         return
@@ -129,10 +127,8 @@ def env_world_size() -> int:
 
 
 def wrap_ddp(model: nn.Module) -> nn.Module:
-    """`model` for the forward of a training step; with several processes wrapped so that gradients are averaged.
-
-    The BatchNorm layers of `model` then compute the statistics of all processes together.
-    """
+    """`model` for the forward of a training step; with several processes wrapped so that gradients are averaged. The BatchNorm
+    layers of `model` then compute the statistics of all processes together."""
     if world_size() == 1:
         return model
     for module in model.modules():

@@ -15,8 +15,7 @@ from filelock import FileLock, Timeout
 
 from demo_sdtps.runtime.errors import UserError
 
-LOCK = ".demo_sdtps.lock"
-"""Name of a folder's lock file."""
+LOCK = ".demo_sdtps.lock"  # name of a folder's lock file
 
 SEAL, UNSEALED = "file_digest", "0" * 64
 """Entry of the metadata of a file of weights, and its value before `seal`."""

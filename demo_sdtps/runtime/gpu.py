@@ -56,11 +56,8 @@ def can_record(cfg: CfgNode, device: torch.device) -> bool:
 
 class Recording:
     """`work`, a function of batches of one shape on a GPU: `WARM_UPS` times as it is, then as the CUDA graph that the next call
-    records.
-
-    The function must launch the same kernels on the same memory at every call, beside what it allocates itself, and read
-    nothing back on the CPU; its Python runs no more once it is recorded. A result is overwritten by the next call.
-    """
+    records. The function must launch the same kernels on the same memory at every call, beside what it allocates itself, and
+    read nothing back on the CPU; its Python runs no more once it is recorded. A result is overwritten by the next call."""
 
     def __init__(self, work: Callable[[Any], Any]):
         self.work, self.calls = work, 0

@@ -52,12 +52,10 @@ def is_machine_busy(threads: int) -> bool:
 
 
 def prepare_threads() -> None:
-    """Set OpenMP's environment variables for this process and those it starts, where the user has not.
-
-    Threads of a matrix product wait for each other by spinning, which is fastest on an idle machine; where other processes use
-    the cores, they take the time that the product needs, and a passive wait is three times as fast (docs/train.md). The
-    number of threads stays the same, and so do the results: sums come out differently with another one.
-    """
+    """Set OpenMP's environment variables for this process and those it starts, where the user has not. Threads of a matrix
+    product wait for each other by spinning, which is fastest on an idle machine; where other processes use the cores, they take
+    the time that the product needs, and a passive wait is three times as fast (docs/train.md). The number of threads stays the
+    same, and so do the results: sums come out differently with another one."""
     threads = cpu_cores()
     if THREADS not in os.environ and round(cpu_quota()) < (os.cpu_count() or 1):
         os.environ[THREADS] = os.environ[OURS] = str(threads)

@@ -37,10 +37,8 @@ CAPTION_FILES = "{train,dev,test}_{caps,ids}.txt, id_mapping.json and images/"
 
 @dataclass(frozen=True)
 class ImageTexts:
-    """Split: distinct images in order of first appearance, and captions, each of one image.
-
-    `image_of` is the index into `paths` of each caption; `long_captions` has one per image, or is None without a dense file.
-    """
+    """Split: distinct images in order of first appearance, and captions, each of one image. `image_of` is the index into
+    `paths` of each caption; `long_captions` has one per image, or is None without a dense file."""
 
     paths: tuple[str, ...]
     captions: tuple[str, ...]
@@ -148,10 +146,8 @@ CROP_ASPECT = (3 / 4, 4 / 3)  # range of width over height of a random crop
 
 
 class CropTransform:
-    """uint8 (3, h, w) → float32 (3, H, W): random resized crop (Inception), flip, normalise.
-
-    All random numbers come from the generator `rng`, so that a sample's seed determines its crop.
-    """
+    """uint8 (3, h, w) → float32 (3, H, W): random resized crop (Inception), flip, normalise. All random numbers come from the
+    generator `rng`, so that a sample's seed determines its crop."""
 
     def __init__(self, cfg: CfgNode):
         self.flip, self.least = cfg.INPUT.PROB, cfg.INPUT.MIN_CROP
@@ -165,10 +161,8 @@ class CropTransform:
 
 
 def crop_box(height: int, width: int, least: float, rng: Generator) -> tuple[int, int, int, int]:
-    """Top, left, rows and columns of a random crop with at least the share `least` of the area.
-
-    Where no attempt fits, the centre, which of an image longer than 4:3 is a part.
-    """
+    """Top, left, rows and columns of a random crop with at least the share `least` of the area. Where no attempt fits, the
+    centre, which of an image longer than 4:3 is a part."""
     for columns, rows in transforms.random_sizes(height, width, (least, 1), CROP_ASPECT, rng):
         if 0 < rows <= height and 0 < columns <= width:
             return rng.randint(0, height - rows), rng.randint(0, width - columns), rows, columns

@@ -32,12 +32,9 @@ WAYS = ("i2t", "t2i")  # captions retrieved by an image, images retrieved by a c
 
 @torch.no_grad()
 def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, float]:
-    """Recalls of similarities (images, captions) in percent: {"i2t R@1": …, …, "t2i R@10": …, "rSum": …}.
-
-    image_of (captions,): the row of each caption's image; an image has one caption or more. i2t R@k counts an image
-    where any of its captions is among the k most similar. A match ranks after others of exactly its similarity, whatever the
-    order.
-    """
+    """Recalls of similarities (images, captions) in percent: {"i2t R@1": …, …, "t2i R@10": …, "rSum": …}. image_of (captions,):
+    the row of each caption's image; an image has one caption or more. i2t R@k counts an image where any of its captions is
+    among the k most similar. A match ranks after others of exactly its similarity, whatever the order."""
     images, captions = similarity.shape
     matched = similarity[image_of, torch.arange(captions)]
     best = matched.new_zeros(images)
@@ -56,9 +53,7 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
 
 def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) -> dict[str, float]:
     """COCO's 1K protocol: means of `retrieval` over `folds` consecutive equal parts of the images with their captions.
-
-    similarity (images, captions), image_of (captions,); `folds` divides the number of images.
-    """
+    similarity (images, captions), image_of (captions,); `folds` divides the number of images."""
     results = []
     for images in torch.arange(len(similarity)).chunk(folds):
         captions = torch.isin(image_of, images).nonzero().squeeze(1)
@@ -127,11 +122,9 @@ def make_retrieval_data(
 
 
 def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
-    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT.
-
-    The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read,
-    not its weights.
-    """
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT. The
+    data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not its
+    weights."""
     device = prepare_evaluation(cfg, several=True)
     weights = read_weights(cfg.TEST.WEIGHT)
     split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
@@ -156,10 +149,8 @@ def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
 
 
 def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
-    """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0.
-
-    Each of several processes encodes a part of the images and captions and compares all images with a part of the captions.
-    """
+    """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0. Each of several
+    processes encodes a part of the images and captions and compares all images with a part of the captions."""
     with evaluating(model):
         device = next(model.parameters()).device
         batches = image_batches(data.loader)

@@ -7,10 +7,8 @@ from torch import nn
 
 
 class ContrastiveLoss(nn.Module):
-    """Hinge ranking loss of the matching pairs on the diagonal against the negatives of their row and column.
-
-    Sums all negatives, or with `max_violation` the hardest of each row and column (VSE++, Faghri et al. 2018).
-    """
+    """Hinge ranking loss of the matching pairs on the diagonal against the negatives of their row and column. Sums all
+    negatives, or with `max_violation` the hardest of each row and column (VSE++, Faghri et al. 2018)."""
 
     def __init__(self, margin: float = 0.2, max_violation: bool = False):
         super().__init__()

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.pretrained import OTHERS, Weights, load_tower
 from demo_sdtps.runtime.device import matmul_library
 from demo_sdtps.runtime.distributed import all_gather, world_size
-from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.errors import UserError, check_extra
 from demo_sdtps.seps.network import CrossSparseAggrNet
 
 GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch4_window7_224'."
@@ -196,11 +195,8 @@ class SEPS(nn.Module):
         *long: torch.Tensor,
     ) -> Similarities:
         """images (B_v, 3, H, W), token ids of captions (B_t, L), their lengths, `long` both of long captions → (B_v, B_t), in
-        training with masks.
-
-        In training, several processes compare their own images with the captions of all, B_t of each process. Lengths (B_t,)
-        on the CPU spare a GPU the waiting for their largest.
-        """
+        training with masks. In training, several processes compare their own images with the captions of all, B_t of each
+        process. Lengths (B_t,) on the CPU spare a GPU the waiting for their largest."""
         with torch.no_grad():  # the network passes no gradient to long captions
             long_texts = [(self.text_tower(*long), long[1])] if long else []
         tokens = self.image_tower(images)
@@ -211,20 +207,16 @@ class SEPS(nn.Module):
 
 
 def _gather_texts(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Word vectors (B, L, C) and lengths (B,) of the captions of all processes, padded to the longest, with gradients.
-
-    Captions have fewer tokens than images, and whatever is computed once per image is computed in one process only.
-    """
+    """Word vectors (B, L, C) and lengths (B,) of the captions of all processes, padded to the longest, with gradients. Captions
+    have fewer tokens than images, and whatever is computed once per image is computed in one process only."""
     lengths = all_gather(lengths)
     # In float32, as the network reads them, so that their gradients are summed in float32 too.
     return all_gather(F.pad(words.float(), (0, 0, 0, int(lengths.max()) - words.shape[1]))), lengths
 
 
 def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
-    """Model of a configuration, and a report of the origin of its weights.
-
-    Without `pretrained` all weights are random, to be filled from a checkpoint.
-    """
+    """Model of a configuration, and a report of the origin of its weights. Without `pretrained` all weights are random, to be
+    filled from a checkpoint."""
     model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
     report = f"{image_tower.load(model.PRETRAIN_PATH_T)}\n{text_tower.report}" if pretrained else ""
     patches, ratios = image_tower.num_patches, (model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO)

@@ -48,10 +48,8 @@ def mask_xattn_one_text(
     relevance_mlp: nn.Module | None = None,
     top_k: int = 5,
 ) -> torch.Tensor:
-    """HRPA as a function: the paper version with a `relevance_mlp`, else the open version.
-
-    patch_features (B_v, P, C), word_features (L, C) or (B_v, L, C), patch_mask (B_v, P) → (B_v, 1).
-    """
+    """HRPA as a function: the paper version with a `relevance_mlp`, else the open version. patch_features (B_v, P, C),
+    word_features (L, C) or (B_v, L, C), patch_mask (B_v, P) → (B_v, 1)."""
     words = F.normalize(word_features, dim=-1)
     cosines = words @ F.normalize(patch_features, dim=-1).transpose(1, 2)
     tokens = None if patch_mask is None else patch_mask > 0
@@ -76,10 +74,8 @@ def relevance(
     relevance_mlp: nn.Module | None = None,
     top_k: int = 5,
 ) -> torch.Tensor:
-    """Relevance from the maxima of L words (..., L) and P tokens (..., P) by `max_sim` → (...).
-
-    words (..., L) and tokens (..., P) are True where valid (None: all).
-    """
+    """Relevance from the maxima of L words (..., L) and P tokens (..., P) by `max_sim` → (...). words (..., L) and tokens (...,
+    P) are True where valid (None: all)."""
     terms = []
     for maxima, valid in ((of_words, words), (of_tokens, tokens)):
         if relevance_mlp is None:

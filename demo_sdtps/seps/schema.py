@@ -34,9 +34,7 @@ KEYS = (
         "MODEL.PRETRAIN_PATH_T",
         "weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a warning)",
     ),
-    _reid_key(
-        "MODEL.PATCH_SIZE", "side of a patch in pixels, without pretrained weights; 0: the tower's"
-    ),
+    _reid_key("MODEL.PATCH_SIZE", "side of a patch without pretrained weights; 0: the tower's"),
     _reid_key("MODEL.DROP_PATH", "stochastic depth of the image tower's last block", default=0.0),
     Key(
         "MODEL.TEXT_TOWER",
@@ -100,9 +98,7 @@ KEYS = (
         "strictly increasing whole numbers above 0",
     ),
     Key("SOLVER.GAMMA", 0.3, "factor of the learning rates at each of STEPS", *POSITIVE),
-    Key(
-        "SOLVER.GRAD_CLIP", 2.0, "norm of the gradient to which larger ones are clipped", *POSITIVE
-    ),
+    Key("SOLVER.GRAD_CLIP", 2.0, "norm to which larger gradients are clipped", *POSITIVE),
     Key(
         "SOLVER.ALL_NEGATIVES_EPOCHS",
         1,
@@ -120,13 +116,11 @@ KEYS = (
     *map(_reid_key, ("SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
     _reid_key("TEST.WEIGHT"),
-    Key(
-        "TEST.SPLIT", "test", "split that demo-sdtps seps test evaluates", ("train", "dev", "test")
-    ),
+    Key("TEST.SPLIT", "test", "split that seps test evaluates", ("train", "dev", "test")),
     Key(
         "TEST.FOLDS",
         1,
-        "equal parts of the test split that are evaluated apart and averaged; 5 for COCO 1K",
+        "equal parts of the split, scored apart and averaged; 5: COCO 1K",
         *POSITIVE,
     ),
 )

@@ -32,10 +32,8 @@ TOWERS = ("image_tower.tower.", "text_tower.tower.")
 
 
 class SEPSTask:
-    """Loss and evaluation of SEPS: the dev split when an evaluation is due, the test split after the last epoch.
-
-    best.pth is the epoch with the largest rSum on the dev split.
-    """
+    """Loss and evaluation of SEPS: the dev split when an evaluation is due, the test split after the last epoch. best.pth is
+    the epoch with the largest rSum on the dev split."""
 
     def __init__(self, cfg: CfgNode, model: SEPS, splits: Mapping[str, evaluation.RetrievalData]):
         self.cfg, self.model, self.splits = cfg, model, splits
@@ -66,12 +64,6 @@ class SEPSTask:
             for name, value in measures.items()
         }
         return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics))
-
-
-def describe(means: Mapping[str, float]) -> str:
-    """An epoch's means, for the log."""
-    parts = f"alignment {means['align']:.3f}, ratio {means['ratio']:.5f}"
-    return f"loss {means['loss']:.3f} ({parts})"
 
 
 def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
@@ -120,7 +112,9 @@ def make_seps_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) 
         evaluate=seps.evaluate,
         optimizers=[seps.optimizer],
         begin_epoch=seps.begin_epoch,
-        describe=describe,
+        describe=lambda means: (
+            f"loss {means['loss']:.3f} (alignment {means['align']:.3f}, ratio {means['ratio']:.5f})"
+        ),
         unit="captions",
         digest=digest_lines(lines),
         notes=notes,

@@ -22,10 +22,8 @@ from demo_sdtps.training.run import Loss, MakeTask, Run, open_run
 def fit(
     cfg: CfgNode, overwrite: bool, make_task: MakeTask, schema: Schema = DEMO_SCHEMA
 ) -> Run | None:
-    """Start or resume the run of `cfg` in each of the processes → the run, None where it was finished before.
-
-    A signal ends it by `Stopped`, Ctrl-C by `KeyboardInterrupt`, once it is saved.
-    """
+    """Start or resume the run of `cfg` in each of the processes → the run, None where it was finished before. A signal ends it
+    by `Stopped`, Ctrl-C by `KeyboardInterrupt`, once it is saved."""
     with open_run(cfg, overwrite, make_task, schema) as run:
         if run is None:
             return None

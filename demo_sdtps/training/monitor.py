@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -59,23 +59,11 @@ class Meter:
         """Samples per second."""
         return self.count / self.seconds
 
-    def state(self) -> dict[str, object]:
-        """The input of `from_state`."""
-        times = {"waited": self.waited, "seconds": self.seconds}
-        return {"totals": self.totals, "seen": self.count, **times}
-
-    @classmethod
-    def from_state(cls, state: Mapping, device: torch.device) -> "Meter":
-        """The meter that gave `state`, with its sums on `device`."""
-        totals = {name: total.to(device) for name, total in state["totals"].items()}
-        return cls(totals, state["seen"], state["seconds"], state["waited"])
-
 
 class LossMonitor:
     """Reading a loss on a GPU would make the CPU wait for all work before it. The loss is copied asynchronously instead and
     read `LAG` steps later; the error still names the loss's own step. `flush`, which must be called before a checkpoint is
-    written, waits for all copies.
-    """
+    written, waits for all copies."""
 
     def __init__(self):
         self.pending: deque[tuple[int, int, CPUCopy]] = deque()
@@ -84,24 +72,20 @@ class LossMonitor:
     def add(self, epoch: int, step: int, loss: torch.Tensor) -> None:
         """Add the loss of a step, counted from 1, and check that of `LAG` steps before."""
         self.pending.append((epoch, step, CPUCopy(loss)))
-        if len(self.pending) > LAG:
-            self._check()
+        self.flush(LAG)
 
-    def flush(self) -> None:
-        """Check all losses."""
-        while self.pending:
-            self._check()
-
-    def _check(self) -> None:
-        epoch, step, copy = self.pending.popleft()
-        loss = float(copy.wait())
-        if not math.isfinite(loss):
-            before = ", ".join(f"{finite:.4g}" for finite in self.recent) or "none"
-            raise UserError(
-                f"The loss became {loss} in epoch {epoch}, step {step} (the finite losses before it: {before}); "
-                "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
-            )
-        self.recent.append(loss)
+    def flush(self, left: int = 0) -> None:
+        """Check all losses but the `left` last."""
+        while len(self.pending) > left:
+            epoch, step, copy = self.pending.popleft()
+            loss = float(copy.wait())
+            if not math.isfinite(loss):
+                before = ", ".join(f"{finite:.4g}" for finite in self.recent) or "none"
+                raise UserError(
+                    f"The loss became {loss} in epoch {epoch}, step {step} (the finite losses before it: {before}); "
+                    "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
+                )
+            self.recent.append(loss)
 
 
 # no SIGHUP on Windows

@@ -20,13 +20,12 @@ import torch
 import yaml
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.datasets.unreadable import left_out
 from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.runtime.device import matmul_library
 from demo_sdtps.runtime.distributed import is_main, world_size
-from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.errors import UserError, check_extra
 from demo_sdtps.runtime.files import atomic_write, write_json
 from demo_sdtps.runtime.threads import threads_by_user
 from demo_sdtps.training.monitor import Stopped
@@ -35,14 +34,12 @@ logger = logging.getLogger(__name__)
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, LOG = "config.yml", "log.txt"
-FINISHED = "finished"
-"""Status of a run in run.json."""
+FINISHED = "finished"  # status of a run in run.json
 RUN_FILES = (METRICS, LAST, PREVIOUS, BEST, RECORD, LOG, "events.out.tfevents.*", CONFIG)
 """Patterns of a run's files. config.yml is the last: a start that is killed while it removes them leaves a folder in which
 RESUME auto starts the same run."""
 
-WriteScalars = Callable[[Mapping[str, float], int], None]
-"""Writes the scalars of an epoch, by name."""
+WriteScalars = Callable[[Mapping[str, float], int], None]  # writes the scalars of an epoch, by name
 
 
 class Resumed(NamedTuple):
@@ -175,11 +172,8 @@ PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 
 @contextmanager
 def track_run(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Iterator[None]:
-    """Write run.json at the start of the context, and status and seconds at its end.
-
-    It is separate from metrics.json, which depends on the seed alone. The record of a resumed run stays as it was at the
-    start, with an entry for every resumption.
-    """
+    """Write run.json at the start of the context, and status and seconds at its end. It is separate from metrics.json, which
+    depends on the seed alone. The record of a resumed run stays as it was at the start, with an entry for every resumption."""
     path = Path(cfg.OUTPUT_DIR) / RECORD
     record = {
         "status": "running",
@@ -212,10 +206,8 @@ def track_run(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> It
 
 
 def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
-    """The record `before` of a resumed run, with an entry for this resumption; `record` fills in what `before` lacks.
-
-    Versions, and properties of the machine that affect rounding, are compared: a difference is a warning.
-    """
+    """The record `before` of a resumed run, with an entry for this resumption; `record` fills in what `before` lacks. Versions,
+    and properties of the machine that affect rounding, are compared: a difference is a warning."""
     differences = [
         f"{name} {was} (now {record[section].get(name)})"
         for section in ("versions", "machine")
@@ -242,11 +234,6 @@ def restore_threads(output: Path) -> None:
     threads = (read_run(output).get("machine") or {}).get("threads") or 0
     if threads > 0 and world_size() == 1 and not threads_by_user():
         torch.set_num_threads(threads)
-
-
-def mark_finished(output: Path) -> None:
-    """Finish the record of a run that was killed after its last checkpoint."""
-    write_json(output / RECORD, read_run(output) | {"status": FINISHED})
 
 
 def command() -> str:
@@ -286,7 +273,10 @@ def git_output(root: Path, *words: str) -> str | None:
 def versions(device: torch.device) -> dict[str, str | None]:
     """Versions of Python and of the packages that affect the numbers."""
     cuda = {"cuda": torch.version.cuda} if device.type == "cuda" else {}
-    packages = {name: _version(name) for name in PACKAGES}
+    packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {"python": platform.python_version(), **packages, **cuda}
 
 
@@ -299,10 +289,3 @@ def machine(device: torch.device) -> dict[str, str | int]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

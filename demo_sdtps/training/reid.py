@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -31,11 +32,7 @@ from demo_sdtps.datasets.pairing import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, read_records, reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
-from demo_sdtps.modeling.checkpoints.loading import (
-    load_weights,
-    read_checkpoint,
-    start_from,
-)
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint, start_from
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.checkpoints.records import CLASSES
 from demo_sdtps.modeling.demo import missing_modalities
@@ -79,10 +76,8 @@ class Teacher:
 def read_teacher(
     cfg: CfgNode, student: DeMo, device: torch.device, class_digest: str
 ) -> Teacher | None:
-    """The model of MODEL.TEACHER on a device, None for none, for a training of `student` on classes with this digest.
-
-    Raises `UserError` where its classes are others, it reads images of another kind, or it has none of the heads.
-    """
+    """The model of MODEL.TEACHER on a device, None for none, for a training of `student` on classes with this digest. Raises
+    `UserError` where its classes are others, it reads images of another kind, or it has none of the heads."""
     if not cfg.MODEL.TEACHER:
         return None
     checkpoint = read_checkpoint(cfg.MODEL.TEACHER)
@@ -170,21 +165,12 @@ class ReIDLoss(nn.Module):
     def forward(self, batch: Batch) -> Loss:
         output: TrainingOutput = self.network(batch.images, batch.cameras, foreground=batch.mask)
         # Each of several processes computes the loss of the whole batch, and mines its triplets there.
-        output, labels = gather_output(output), all_gather(batch.labels)
+        output, labels = tree_map_only(torch.Tensor, all_gather, (output, batch.labels))
         targets = self.teacher(batch) if self.teacher else {}
         loss, terms = total_loss(self.cfg, output, labels, self.weights, self.centers, targets)
         predicted = next(iter(output.logits.values())).detach().argmax(dim=1)
         sums = {f"{PART}{name}": term * len(labels) for name, term in terms.items()}
         return Loss(loss, len(labels), {"accuracy": (predicted == labels).sum(), **sums})
-
-
-def gather_output(output: TrainingOutput) -> TrainingOutput:
-    """The outputs of all processes, one batch."""
-    return TrainingOutput(
-        {name: all_gather(logits) for name, logits in output.logits.items()},
-        {name: all_gather(feature) for name, feature in output.features.items()},
-        None if output.auxiliary is None else all_gather(output.auxiliary),
-    )
 
 
 def evaluate(cfg: CfgNode, model: DeMo, data: Mapping[str, TestData]) -> Evaluation:
@@ -205,11 +191,6 @@ def evaluate(cfg: CfgNode, model: DeMo, data: Mapping[str, TestData]) -> Evaluat
     table = "\n".join([table, *more, *equal_patterns(cfg)])
     *_, chosen_by = records.values()
     return Evaluation(records, chosen_by[str(cfg.TEST.RETURN_PATTERN)]["mAP"], scalars, table)
-
-
-def describe(means: Mapping[str, float]) -> str:
-    """An epoch's means, for the log."""
-    return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
 
 
 def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Task:
@@ -255,16 +236,14 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
         evaluate=lambda _: evaluate(cfg, model, data),
         optimizers=optimizers,
         begin_epoch=make_scheduler(cfg, optimizers[0]).step,
-        describe=describe,
+        describe=lambda means: (
+            f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
+        ),
         unit="triplets",
         can_record=can_record(cfg, device) and (teacher is None or can_record(teacher.cfg, device)),
         digest=digest_lines(data_lines(cfg, splits))
         | ({TEACHER: teacher.digest} if teacher else {}),
-        notes=[
-            *notes,
-            *data_warnings(cfg, splits, data["patterns"].matched),
-            *rate_warnings(cfg),
-        ],
+        notes=[*notes, *data_warnings(cfg, splits, data["patterns"].matched), *rate_warnings(cfg)],
         about={
             "num_class": classes,
             "camera_num": model.camera_num,

@@ -4,6 +4,7 @@ import logging
 import os
 import random
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import cast
@@ -19,22 +20,16 @@ from demo_sdtps.evaluation.tables import read_run
 from demo_sdtps.modeling.checkpoints.names import load_file
 from demo_sdtps.training.output import CONFIG, FINISHED, LAST, PREVIOUS, Resumed, run_files
 
-RESUMABLE_KEYS = (
-    "OUTPUT_DIR",
-    "RESUME",  # the run's folder
+RESUMABLE_KEYS = {
+    *("OUTPUT_DIR", "RESUME"),  # the run's folder
     "DATASETS.ROOT_DIR",  # the data's folder; `check_unchanged` compares what files are in it
-    "DATASETS.CACHE",
-    "DATASETS.VERIFY",
-    "DATALOADER.NUM_WORKERS",
-    "DATALOADER.TIMEOUT",  # how data are read
-    "SOLVER.LOG_PERIOD",
-    "SOLVER.WANDB",
-    "SOLVER.CHECKPOINT_PERIOD",
-    "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
-    "MODEL.DEVICE_ID",
-    "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
+    *("DATASETS.CACHE", "DATASETS.VERIFY"),
+    *("DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT"),  # how data are read
+    *("SOLVER.LOG_PERIOD", "SOLVER.WANDB"),
+    *("SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES"),  # what is logged and saved
+    *("MODEL.DEVICE_ID", "MODEL.DIST_TRAIN"),  # which of equal GPUs, and how many
     "SOLVER.MAX_EPOCHS",  # the learning rates follow it: the numbers are not those of a run that had it from the beginning
-)
+}
 """Keys that may differ when a run is resumed. But for the last, no number depends on them."""
 
 DIGEST, TEACHER = "files", "teacher"
@@ -83,33 +78,23 @@ def read_last(output: Path) -> Resumed:
     problems = []
     for path in (output / LAST, output / PREVIOUS):
         try:
-            return Resumed(_read_checkpoint(path), path)
-        except UserError as error:
-            problems.append(str(error))
-            logger.warning("%s", error)
+            if "optimizers" in (state := cast(Mapping, load_file(path))):
+                return Resumed(state, path)
+        except (PermissionError, MemoryError):
+            raise
+        except Exception:  # a damaged file is read wrongly in many ways
+            pass
+        problem = f"{path} is missing, damaged, or without a run's state, as weights alone are"
+        problems.append(problem)
+        logger.warning("%s", problem)
     raise UserError(
         f"The run in OUTPUT_DIR {output} cannot be continued: {'; '.join(problems)}; start it again with "
         "--overwrite and without RESUME."
     )
 
 
-def _read_checkpoint(path: Path) -> Mapping:
-    """The content of a last.pth; the text of `UserError` has no full stop."""
-    try:
-        state = cast(Mapping, load_file(path))
-        if "optimizers" not in state:
-            raise KeyError
-    except (PermissionError, MemoryError):
-        raise
-    except Exception:  # a damaged file is read wrongly in many ways
-        raise UserError(
-            f"{path} is missing, damaged, or without a run's state, as weights alone are"
-        ) from None
-    return state
-
-
-def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema = DEMO_SCHEMA) -> int:
-    """SOLVER.MAX_EPOCHS of the run. Raises `UserError` where another key than RESUMABLE_KEYS differs from the run's."""
+def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema) -> int:
+    """SOLVER.MAX_EPOCHS of the run; refused where another key than RESUMABLE_KEYS differs from the run's."""
     stored = load_cfg(StoredText(resumed.path, resumed.state["config"]), (), schema)
     changes = _changes(cfg, stored)
     if changes:
@@ -124,19 +109,17 @@ def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema = DEMO_SCHEMA) -
 
 def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
     """Whether the folder holds the start of the same run, which has not finished."""
-    try:
+    with suppress(UserError):  # not a run's configuration
         changes = _changes(cfg, load_cfg(output / CONFIG, (), schema))
-    except UserError:  # not a run's configuration
-        return False
-    return not changes and read_run(output).get("status") != FINISHED
+        return not changes and read_run(output).get("status") != FINISHED
+    return False
 
 
 def _changes(cfg: CfgNode, stored: CfgNode) -> dict[str, tuple[str, str]]:
     """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
     before, now = flatten(stored), flatten(cfg)
-    if (
-        before["SOLVER.FLOAT32_MATMUL"] == "auto"
-    ):  # of older files; `track_run` compares what it was
+    # of older files; `track_run` compares what it was
+    if before["SOLVER.FLOAT32_MATMUL"] == "auto":
         before["SOLVER.FLOAT32_MATMUL"] = now["SOLVER.FLOAT32_MATMUL"]
     return {
         key: (repr(before[key]), repr(value))
@@ -162,30 +145,28 @@ def digest_lines(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:
     """Raise `UserError` where the data, or the teacher, have changed since."""
+    another = "start another run in another OUTPUT_DIR"
     if DIGEST not in resumed.state:
         raise UserError(
-            f"The run in {resumed.path} is of version 0.1.0, which did not record its data; finish it with that "
-            "version, or start another run in another OUTPUT_DIR."
+            f"The run in {resumed.path} is of version 0.1.0, which did not record its data; finish it with that version, or "
+            f"{another}."
         )
     before = resumed.state[DIGEST]
     changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     if changed == [TEACHER]:
         raise UserError(
-            f"MODEL.TEACHER is another file than the run in {resumed.path} started with; put that back, or start "
-            "another run in another OUTPUT_DIR."
+            f"MODEL.TEACHER is another file than the run in {resumed.path} started with; put that back, or {another}."
         )
     if changed:
         raise UserError(
             f"The data are not those that the run in {resumed.path} started with: files of '{changed[0]}' were "
-            "added, removed, renamed or changed in size, or its texts edited; put back what it had, or start "
-            "another run in another OUTPUT_DIR."
+            f"added, removed, renamed or changed in size, or its texts edited; put back what it had, or {another}."
         )
 
 
 def random_states() -> dict[str, object]:
     """The states of the random generators of Python, NumPy and torch, on all devices."""
     version, words, gauss = random.getstate()
-    # NumPy's type does not tell the tuple, which this call gives, from the dict of legacy=False.
     name, keys, *rest = cast(tuple, np.random.get_state())
     return {
         "python": [version, list(words), gauss],

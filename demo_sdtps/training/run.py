@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets.loaders import epoch_sampler
-from demo_sdtps.evaluation.tables import METRICS
+from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
 from demo_sdtps.modeling.inference import check_finite
 from demo_sdtps.runtime.device import choose_device, choose_precision, log_to, set_seed
@@ -33,13 +33,13 @@ from demo_sdtps.runtime.files import LOCK, lock_file, write_json
 from demo_sdtps.training.monitor import LossMonitor, Meter, Stopped, StopRequest, listen
 from demo_sdtps.training.output import (
     BEST,
+    FINISHED,
     LAST,
     LOG,
     PREVIOUS,
     Resumed,
     WriteScalars,
     check_tracking,
-    mark_finished,
     prepare_folder,
     restore_threads,
     scalar_boards,
@@ -58,10 +58,8 @@ logger = logging.getLogger(__name__)
 
 
 class Loss(NamedTuple):
-    """The mean loss of a batch, its number of samples, and sums over them of what else is recorded, by name.
-
-    A name "loss/<part>" is a part of the loss, recorded under "losses".
-    """
+    """The mean loss of a batch, its number of samples, and sums over them of what else is recorded, by name. A name
+    "loss/<part>" is a part of the loss, recorded under "losses"."""
 
     mean: torch.Tensor
     samples: int
@@ -192,11 +190,8 @@ class Run:
 
     def save(self) -> None:
         """Write last.pth, from which the run can be resumed; the previous one is kept beside it. Raises `UserError` where the
-        loss, or what the optimisers made of its gradients, is not finite.
-
-        Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the
-        batches of an epoch follow from the seed.
-        """
+        loss, or what the optimisers made of its gradients, is not finite. Learning rates follow from the epoch and are in the
+        optimisers' states; the position in the data is `step`, because the batches of an epoch follow from the seed."""
         self.monitor.flush()
         step = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
         check_finite(f"The weights after {step}", self.task.model.state_dict().values())
@@ -204,13 +199,13 @@ class Run:
         self.saved = time.monotonic()
         if not is_main():
             return
-        task = self.task
+        task, meter = self.task, self.meter
         state = {
             **task.about,
             "step": self.step,
             "best": self.best,
             "records": self.records,
-            "meter": self.meter.state(),
+            "meter": {"seen": meter.count, **vars(meter)},
             "scaler": self.scaler.state_dict(),
             DIGEST: task.digest,
             "random": states,
@@ -233,10 +228,18 @@ class Run:
         for name in ("epoch", "step", "best", "records"):
             setattr(self, name, state[name])
         if self.step:
-            self.meter = Meter.from_state(state["meter"], self.device)
+            before = state["meter"]
+            totals = {name: total.to(self.device) for name, total in before["totals"].items()}
+            self.meter = Meter(totals, before["seen"], before["seconds"], before["waited"])
         epoch_sampler(task.loader).begin(self.epoch + 1)  # on which the loader's length depends
         self.began, self.done_before = time.monotonic(), self.epoch + self.step / len(task.loader)
-        self._warn_of_length(resumed.epochs)
+        rate, length, epoch = self.rate(), self.cfg.SOLVER.MAX_EPOCHS, self.epoch + 1
+        task.begin_epoch(epoch)
+        if resumed.epochs != length:
+            logger.warning(
+                f"SOLVER.MAX_EPOCHS is {length} and was {resumed.epochs}: learning rates follow the new length, from "
+                f"{rate:.2g} to {self.rate():.2g} in epoch {epoch}, so the numbers are not those of an unbroken run."
+            )
         states = state["random"]
         if len(states) != world_size():
             logger.warning(
@@ -245,16 +248,6 @@ class Run:
                 world_size(),
             )
         set_random_states(states[rank() % len(states)])
-
-    def _warn_of_length(self, epochs: int) -> None:
-        """Set the rates of the next epoch, and warn where they follow another length than that which the run had."""
-        before, length, epoch = self.rate(), self.cfg.SOLVER.MAX_EPOCHS, self.epoch + 1
-        self.task.begin_epoch(epoch)
-        if epochs != length:
-            logger.warning(
-                f"SOLVER.MAX_EPOCHS is {length} and was {epochs}: learning rates follow the new length, from {before:.2g} to "
-                f"{self.rate():.2g} in epoch {epoch}, so the numbers are not those of an unbroken run."
-            )
 
 
 def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
@@ -266,16 +259,15 @@ def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
 def open_run(
     cfg: CfgNode, overwrite: bool, make_task: MakeTask, schema: Schema
 ) -> Iterator[Run | None]:
-    """The run of `cfg` in OUTPUT_DIR, new or resumed, with its files open in the context; None where it is finished.
-
-    Nothing is written or replaced before the input has been checked. Only the main process writes.
-    """
+    """The run of `cfg` in OUTPUT_DIR, new or resumed, with its files open in the context; None where it is finished. Nothing is
+    written or replaced before the input has been checked. Only the main process writes."""
     output = Path(cfg.OUTPUT_DIR)
     with lock_file(output / LOCK, f"OUTPUT_DIR {output}") if is_main() else nullcontext():
         device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
         if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():
-                mark_finished(output)
+                # one that was killed after its last checkpoint
+                write_json(output / RECORD, read_run(output) | {"status": FINISHED})
                 print_lines(
                     f"The run in {output} is finished ({resumed.progress}); nothing is left to do."
                 )
@@ -289,7 +281,14 @@ def open_run(
         if resumed:
             check_unchanged(resumed, task.digest)
         all_gather_object(None)  # wait: another process may still read what is replaced
-        with _files(cfg, device, resumed) as write_scalars, listen() as stop:
+        with ExitStack() as files, listen() as stop:
+            write_scalars = None
+            if is_main():
+                prepare_folder(cfg, resumed.path if resumed else None)
+                files.enter_context(log_to(output / LOG))
+                files.enter_context(track_run(cfg, device, resumed))
+                first = resumed.state["epoch"] + 1 if resumed else None
+                write_scalars = files.enter_context(scalar_boards(cfg, first))
             run = Run(cfg, task, stop, write_scalars)
             for note in task.notes:
                 text = note.removeprefix("WARNING: ")  # the log has the level
@@ -306,21 +305,3 @@ def open_run(
             if is_main():
                 (output / PREVIOUS).unlink(missing_ok=True)
             logger.info("the run is in %s", output)
-
-
-@contextmanager
-def _files(
-    cfg: CfgNode, device: torch.device, resumed: Resumed | None
-) -> Iterator[WriteScalars | None]:
-    """Log, record and boards of the run, of which the main process alone has them."""
-    if not is_main():
-        yield None
-        return
-    prepare_folder(cfg, resumed.path if resumed else None)
-    first = resumed.state["epoch"] + 1 if resumed else None
-    with (
-        log_to(Path(cfg.OUTPUT_DIR) / LOG),
-        track_run(cfg, device, resumed),
-        scalar_boards(cfg, first) as write_scalars,
-    ):
-        yield write_scalars

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from numeric import shift_seed
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.check import reads_masks
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime import distributed
-from demo_sdtps.training.reid import gather_output
 
 BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
 
@@ -59,7 +59,10 @@ def steps(cfg) -> dict:
         foreground = None if mask is None else own(mask)
         output = network(local, own(cameras), foreground=foreground)
         loss, _ = total_loss(
-            cfg, gather_output(output), distributed.all_gather(own(labels)), model.head_weights
+            cfg,
+            tree_map_only(torch.Tensor, distributed.all_gather, output),
+            distributed.all_gather(own(labels)),
+            model.head_weights,
         )
         optimizer.zero_grad()
         loss.backward()

@@ -9,11 +9,11 @@ from numeric import assert_close, generator, shift_seed, with_gradient
 from tiny import make_output, tiny_cfg
 
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.distillation import distill_loss
 from demo_sdtps.modeling.losses import (
     LOSSES,
     CenterLoss,
     batch_hard_triplet_loss,
+    distill_loss,
     identity_loss,
     make_center_losses,
     total_loss,

@@ -16,11 +16,9 @@ QUICK_GELU = 1.702
 
 
 class QuickGELUMlp(Mlp):
-    """timm's MLP of a block with quick GELU, with fewer passes over the hidden activations.
-
-    x·sigmoid(s·x) = silu(s·x) / s with s = 1.702. Both factors multiply the weights, or are factors of the matrix products, so
-    that one elementwise operation is left that stores one tensor for the backward pass, in place of three that store two.
-    """
+    """timm's MLP of a block with quick GELU, with fewer passes over the hidden activations. x·sigmoid(s·x) = silu(s·x) / s with
+    s = 1.702. Both factors multiply the weights, or are factors of the matrix products, so that one elementwise operation is
+    left that stores one tensor for the backward pass, in place of three that store two."""
 
     is_folded = False  # whether the weights have the factors now
 

@@ -53,8 +53,7 @@ logger = logging.getLogger(__name__)
 class Checkpoint:
     """A model's weights under our names, its numbers of identities and cameras, and those of ORIGIN that are known: the data
     set that it was trained on, what its images are, their digest, what its cameras are called, the epoch, and, of a saved
-    `Extractor`, the commit, the record of its evaluation and its calibration; and the configuration of the training as YAML.
-    """
+    `Extractor`, the commit, the record of its evaluation and its calibration; and the configuration of the training as YAML."""
 
     path: Path
     model: dict[str, torch.Tensor]
@@ -194,11 +193,9 @@ def _load(name: str | Path, without_weights: bool = False) -> tuple[Path, Mappin
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, cfg: CfgNode | None = None) -> None:
-    """Load a checkpoint's weights into `model`, of the configuration `cfg`, if given.
-
-    Those of a score of patches are left out, with a warning, where the model's has none; it is a warning, too, where keys that
-    features depend on have other values than in the training.
-    """
+    """Load a checkpoint's weights into `model`, of the configuration `cfg`, if given. Those of a score of patches are left out,
+    with a warning, where the model's has none; it is a warning, too, where keys that features depend on have other values than
+    in the training."""
     is_scored = any(name.startswith(SLIMMING) for name in model.state_dict())
     is_score = lambda name: not is_scored and name.startswith(SLIMMING)  # noqa: E731
     _, left_out = fill_model(model, checkpoint.model, checkpoint.path, is_score)
@@ -222,10 +219,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, cfg: CfgNode | None =
 
 def start_from(model: nn.Module, checkpoint: Checkpoint, has_same_classes: bool = False) -> str:
     """Load a checkpoint's weights as the start of a training → a sentence on what of the model and of the checkpoint is left.
-
     Classifiers start anew but for `has_same_classes`, embeddings of cameras where their number is another, and parts that the
-    checkpoint lacks. The backbone must fit.
-    """
+    checkpoint lacks. The backbone must fit."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     weights = {
         name: tensor

@@ -30,10 +30,8 @@ QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_track
 
 
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """DeMo's weights with HDM's and ATMoE's stacked under our names, after the others.
-
-    Raises `ValueError` for an incomplete stack.
-    """
+    """DeMo's weights with HDM's and ATMoE's stacked under our names, after the others. Raises `ValueError` for an incomplete
+    stack."""
     heads = {int(match[1]) for match in map(EXPERT.match, weights) if match}
     table = _table(1 + max(heads, default=-1))
     if weights.keys().isdisjoint(table):
@@ -132,10 +130,8 @@ FOLDER_ATTRIBUTE = 0x10
 
 def load_file(path: Path, without_weights: bool = False) -> object:
     """Content of a .safetensors file, or of one of torch.save: plain tensors, which stay on disk `without_weights`, numbers and
-    texts; no code runs.
-
-    Raises `ValueError` for another format or a damaged file, and `OSError` for one that may not be opened.
-    """
+    texts; no code runs. Raises `ValueError` for another format or a damaged file, and `OSError` for one that may not be
+    opened."""
     try:
         if path.suffix == ".safetensors":
             if not is_sound(path):
@@ -172,8 +168,7 @@ def check_archive(path: Path) -> bool:
 
 
 def named_tensors(content: object) -> Weights:
-    """The named tensors in a file's content, from a `CONTAINERS` key if there is one, without DataParallel's
-    `module.`."""
+    """The named tensors in a file's content, from a `CONTAINERS` key if there is one, without DataParallel's `module.`."""
     if not isinstance(content, Mapping):
         return {}
     inner = (content.get(key) for key in CONTAINERS)

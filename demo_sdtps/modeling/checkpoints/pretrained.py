@@ -72,11 +72,8 @@ def load_tower(
     convert: Callable[[Weights], tuple[Weights, list[str]]],
 ) -> str:
     """Fill timm's model `name` from a file (TorchScript archive, state dict or safetensors), from timm's hub for "hub", or not
-    at all for "none" and "".
-
-    `convert` gives the weights the model's names and shapes, and the names of those that it resized. Returns a report, or a
-    warning: how many tensors were loaded, resized and left at random.
-    """
+    at all for "none" and "". `convert` gives the weights the model's names and shapes, and the names of those that it resized.
+    Returns a report, or a warning: how many tensors were loaded, resized and left at random."""
     if source in RANDOM:
         return RANDOM[source]
     weights = read_source(name, source)
@@ -145,10 +142,8 @@ def _other_model(weights: Weights, expected: Weights) -> str | None:
 
 
 def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int = 1) -> torch.Tensor:
-    """Position embedding (1, P + side², C) of a square grid → (1, P + rows·columns, C), bilinear, not antialiased.
-
-    The first P = `prefix` positions, of class token and registers, stay as they are.
-    """
+    """Position embedding (1, P + side², C) of a square grid → (1, P + rows·columns, C), bilinear, not antialiased. The first P
+    = `prefix` positions, of class token and registers, stay as they are."""
     return resample_abs_pos_embed(
         position, list(grid), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False
     )

@@ -66,10 +66,8 @@ class Call:
             self.visits.append(Visit(tower, block, address(values), node, batch))
 
     def recompute(self, tower: int, block: int, values: torch.Tensor) -> Batch:
-        """The batch that the backward pass computes again from this block on, or goes on to compute.
-
-        Reentrant checkpointing detaches the inputs of what it computes again, and so loses the gradients of dropped patches.
-        """
+        """The batch that the backward pass computes again from this block on, or goes on to compute. Reentrant checkpointing
+        detaches the inputs of what it computes again, and so loses the gradients of dropped patches."""
         node: Any = torch._C._current_autograd_node()
         if "CheckpointFunction" in node.name():
             raise UserError(

@@ -32,12 +32,7 @@ from demo_sdtps.modeling.slimming.call import (
 )
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import Slimming
-from demo_sdtps.modeling.slimming.state import (
-    UNNAMED,
-    State,
-    cut_tokens,
-    scatter_tokens,
-)
+from demo_sdtps.modeling.slimming.state import UNNAMED, State, cut_tokens, scatter_tokens
 from demo_sdtps.modeling.slimming.towers import Tower, plan_counts, replace_methods
 from demo_sdtps.runtime.errors import UserError
 

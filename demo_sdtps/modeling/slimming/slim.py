@@ -8,7 +8,6 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -25,32 +24,15 @@ from demo_sdtps.runtime.errors import UserError, nearest_name
 
 NAMES = ("img_size", "image_size", "input_resolution")
 """Attributes, also of a `config`, in which libraries keep the size of images."""
-SIZES = (
-    224,
-    256,
-    (256, 128),
-    384,
-    (384, 128),
-    (128, 256),
-    448,
-    518,
-    336,
-    512,
-    192,
-    128,
-    96,
-    64,
-    32,
-)
+SQUARES = (448, 518, 336, 512, 192, 128, 96, 64, 32)
+SIZES = (224, 256, (256, 128), 384, (384, 128), (128, 256), *SQUARES)
 """Usual ones, (height, width) or the side of a square."""
 
 
 def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
-    """Refuse a model whose forward runs, but not where patches are left out, or leaves none out; `attach` slims a model.
-
-    Copies without memory run, so that nothing changes, neither caches nor random numbers of torch and Python: the whole model,
-    or where it takes more than images what is in it, down to each tower. Where none runs, the first forward has to tell.
-    """
+    """Refuse a model whose forward runs, but not where patches are left out, or leaves none out; `attach` slims a model. Copies
+    without memory run, so that nothing changes, neither caches nor random numbers of torch and Python: the whole model, or
+    where it takes more than images what is in it, down to each tower. Where none runs, the first forward has to tell."""
     try:
         slimmed = _meta_copy(model)
     except Exception:
@@ -306,7 +288,7 @@ def _scores(
     score: str | Score | Sequence[str | Score], count: int, widths: set[int]
 ) -> list[Score]:
     """A score for each of `count` stages, of towers whose tokens have `widths` channels."""
-    copies = (deepcopy(score) for _ in range(count - 1))
+    copies = (copy.deepcopy(score) for _ in range(count - 1))
     each = score if isinstance(score, (list, tuple)) else [score, *copies]
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")

@@ -45,10 +45,8 @@ def run_stage(
     positions: torch.Tensor | None = None,
 ) -> Step:
     """A stage on the input (B, L, C) of the block after it, which leaves `keep` patches by a score, and merges the others.
-
     `score` (B, n) is used in place of the scorer's. `positions` (B, keep) are the patches to keep where these are known: blocks
-    that are computed again for the backward pass keep what they kept.
-    """
+    that are computed again for the backward pass keep what they kept."""
     context, loss = make_context(values, state), None
     if score is None:
         scores = scorer(context)
@@ -151,10 +149,8 @@ class Slimming(nn.Module):
         rope: torch.Tensor | None = None,
         **known: torch.Tensor | None,
     ) -> Step:
-        """`run_stage` of stage `number` before `block`, whose rotary embedding is `rope`; `known` are its other arguments.
-
-        A subclass may be another kind of stage, in this project's model alone: "package.module:Class" in MODEL.SLIM_SCORE.
-        """
+        """`run_stage` of stage `number` before `block`, whose rotary embedding is `rope`; `known` are its other arguments. A
+        subclass may be another kind of stage, in this project's model alone: "package.module:Class" in MODEL.SLIM_SCORE."""
         keep = self.counts(math.prod(state.grid))[number]
         return run_stage(values, state, self.scores[number], keep, self.merge, **known)
 

@@ -11,18 +11,15 @@ import torch.nn.functional as F
 from demo_sdtps.modeling.modalities import ByModality, Grid
 from demo_sdtps.modeling.sdtps import gather_tokens
 
-UNNAMED = ("image",)
-"""The modality of a model that has no names for them."""
+UNNAMED = ("image",)  # the modality of a model that has no names for them
 
 
 @dataclass(frozen=True)
 class State:
     """What is known of the images whose tokens (B, P + n + E, C) stand between two blocks: P prefix tokens (class token,
-    registers), n patches, E others, which are those that a host has after the patches and the extra tokens of slimming.
-
-    The rows are of the modalities `names`, one after the other. By modality there are what a score reads of the images:
-    `missing` (B, 1) bool, and of the whole grid of N patches `foreground`, shares in the mask, and `saliency`, (B, N).
-    """
+    registers), n patches, E others, which are those that a host has after the patches and the extra tokens of slimming. The
+    rows are of the modalities `names`, one after the other. By modality there are what a score reads of the images: `missing`
+    (B, 1) bool, and of the whole grid of N patches `foreground`, shares in the mask, and `saliency`, (B, N)."""
 
     grid: Grid  # (rows, columns) of patches
     names: tuple[str, ...] = UNNAMED

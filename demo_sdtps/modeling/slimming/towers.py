@@ -70,10 +70,8 @@ def find_towers(
     model: nn.Module, blocks_at: str | None = None, prefix: int | None = None, suffix: int = 0
 ) -> list[Tower]:
     """The Vision Transformers in `model`, in the order of its modules; towers of text have no patch convolution and are none.
-
-    `blocks_at` is the path of the blocks where they cannot be found; `prefix` and `suffix` are the numbers of tokens before
-    and after the patches.
-    """
+    `blocks_at` is the path of the blocks where they cannot be found; `prefix` and `suffix` are the numbers of tokens before and
+    after the patches."""
     if blocks_at:
         places = [_blocks_at(model, blocks_at)]
     else:

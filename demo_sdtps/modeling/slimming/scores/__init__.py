@@ -73,10 +73,8 @@ def border_places(grid: Grid, device: torch.device) -> torch.Tensor:
 
 def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Cheapest way to every patch: start (B, N), the cost to begin at a patch, inf for none, and colours (B, N, 3), whose
-    distances are the costs between neighbours → (B, N).
-
-    Every round goes along all rows and columns in both directions, so that ways have up to ROUNDS · 2 turns.
-    """
+    distances are the costs between neighbours → (B, N). Every round goes along all rows and columns in both directions, so that
+    ways have up to ROUNDS · 2 turns."""
     cost, colour_grid = start.unflatten(1, grid), colours.unflatten(1, grid)
     # Along a line with the sums S of its steps, the cheapest way to x is min over y of cost(y) + |S(x) - S(y)|.
     ways = {}
@@ -99,10 +97,8 @@ class Distinctness(Score):
 
 
 class SDTPSScore(Score):
-    """(1 - 2β)·MLP + β·Σ weight·guidance, the published score, guided by the class tokens; an MLP per modality.
-
-    Missing modalities do not guide.
-    """
+    """(1 - 2β)·MLP + β·Σ weight·guidance, the published score, guided by the class tokens; an MLP per modality. Missing
+    modalities do not guide."""
 
     def __init__(
         self,
@@ -125,16 +121,13 @@ class SDTPSScore(Score):
 
 
 OTSU = "otsu"  # in `State.computed`
-HIDDEN = 64
-"""Channels of the MLP; with 16 an earlier study gained 3.2 mAP in place of 5.9."""
+HIDDEN = 64  # channels of the MLP; with 16 an earlier study gained 3.2 mAP in place of 5.9
 
 
 class Supervised(Score):
-    """LayerNorm → Linear(HIDDEN) → GELU → Linear(1) by modality; its logit is the score.
-
-    The loss is `loss_weight` (MODEL.SLIM_LOSS_WEIGHT) times the binary cross-entropy against the patch's share of the
-    foreground (`State.foreground`), 0 for a missing image; its gradient reaches the backbone.
-    """
+    """LayerNorm → Linear(HIDDEN) → GELU → Linear(1) by modality; its logit is the score. The loss is `loss_weight`
+    (MODEL.SLIM_LOSS_WEIGHT) times the binary cross-entropy against the patch's share of the foreground (`State.foreground`), 0
+    for a missing image; its gradient reaches the backbone."""
 
     masks = True
 
