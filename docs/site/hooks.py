@@ -70,7 +70,11 @@ def move_link(link: re.Match, source: PurePosixPath) -> str:
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     content = PICTURE.sub(r'<img src="\2#only-light"\3><img src="\1#only-dark"\3>', content)
-    displays = {"(": "inline", "[": "block"}
-    return FORMULA.sub(
-        lambda formula: convert(html.unescape(formula[3]), display=displays[formula[2]]), content
-    )
+    return FORMULA.sub(as_mathml, content)
+
+
+def as_mathml(formula: re.Match) -> str:
+    """A displayed one scrolls where the window is narrower."""
+    is_inline = formula[2] == "("
+    text = convert(html.unescape(formula[3]), display="inline" if is_inline else "block")
+    return text if is_inline else f'<div class="formula">{text}</div>'
