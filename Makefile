@@ -30,7 +30,6 @@ SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
 RATES := $(wildcard studies/rates*.yml)
 
 TEST_WORKERS ?= auto
-SLOW ?= slow
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
 .PHONY: setup demo demo-seps study tables bench docs gpu-check test test-slow test-seeds test-hosts test-all mutants lint
@@ -102,7 +101,7 @@ test: setup
 	$(TEST) -m "not slow"
 
 test-slow: setup
-	$(TEST) -m "$(SLOW)" $$(grep -rlE 'mark.slow|pytestmark' tests --include='test_*.py')
+	$(TEST) -m slow $$(grep -rlE 'mark.slow|pytestmark' tests --include='test_*.py')
 
 test-seeds: setup
 	$(PY) -m tests.helpers.seeds --json runs/seeds.json
@@ -114,7 +113,7 @@ test-hosts: setup
 	$(PY) -m pytest -n 0 -s tests/plug_in/test_hosts.py tests/plug_in/test_hosts_demo.py tests/plug_in/test_slim_hosts.py
 
 test-all: setup
-	$(TEST)
+	$(TEST) -m "$(TESTS)"
 
 lint: setup
 	$(PY) -m ruff format --check .

@@ -33,9 +33,7 @@ SLOWEST = ("Grad-CAM", "kept patches of two models")
 
 
 @pytest.mark.parametrize(
-    "modalities",
-    [pytest.param(["RGB", "TI"], marks=pytest.mark.soak), ["NI"]],
-    ids="+".join,
+    "modalities", [pytest.param(["RGB", "TI"], marks=pytest.mark.soak), ["NI"]], ids="+".join
 )
 @pytest.mark.slow
 def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, refusal):
@@ -74,8 +72,7 @@ def folder(tiny_root, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOWEST)) for name in TOOLS],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOWEST)) for name in TOOLS]
 )
 def test_a_tool_leaves_its_file(name, folder, command, monkeypatch):
     tool, words, file = TOOLS[name]

@@ -130,12 +130,7 @@ def test_tiffs_of_16_bits_are_read_whole(tmp_path, channels, orientation, order,
 @pytest.mark.parametrize("mode", ["1", "L", "RGB", "P", "RGBA", "I;16", "I", "F"])
 @pytest.mark.parametrize(
     ("ending", "options"),
-    [
-        ("png", {}),
-        ("webp", {"lossless": True}),
-        ("tif", {}),
-        ("tif", {"compression": "tiff_lzw"}),
-    ],
+    [("png", {}), ("webp", {"lossless": True}), ("tif", {}), ("tif", {"compression": "tiff_lzw"})],
     ids=["png", "webp", "tif", "tif, compressed"],
 )
 def test_every_format_and_depth_is_turned_alike(tmp_path, mode, ending, options, orientation):

@@ -171,8 +171,7 @@ def test_the_columns_of_a_modality(changed, opts):
 
 
 @pytest.mark.parametrize(
-    "how, pattern",
-    [("shared", 2), pytest.param("all", 3, marks=pytest.mark.slow)],
+    "how, pattern", [("shared", 2), pytest.param("all", 3, marks=pytest.mark.slow)]
 )
 def test_matrices_of_all_sets(how, pattern, loaded, fused_words, success, tmp_path):
     """By all columns, and of complete triplets, as TEST.MISS all has them, to the last bit; others by the slow versions."""

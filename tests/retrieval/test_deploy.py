@@ -12,14 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from commands import (
-    CONFIG,
-    SHOWN,
-    file_cameras,
-    near,
-    read_rows,
-    read_scores,
-)
+from commands import CONFIG, SHOWN, file_cameras, near, read_rows, read_scores
 from exported import export
 from numeric import assert_close
 from PIL import Image

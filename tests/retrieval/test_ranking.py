@@ -7,12 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import (
-    cli_args_for,
-    near,
-    read_rows,
-    read_scores,
-)
+from commands import cli_args_for, near, read_rows, read_scores
 from feature_stores import make_blocks, make_gallery
 from modality_sets import ALL_SOURCES, OWN, comparison, draw_sides, shuffled, split_parts
 from numeric import generator, numpy_generator

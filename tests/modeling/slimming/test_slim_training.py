@@ -218,8 +218,7 @@ def test_reentrant_checkpointing_is_refused(kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "score"),
-    [("timm, rotary", "saliency"), ("open_clip", "supervised")],
+    ("name", "score"), [("timm, rotary", "saliency"), ("open_clip", "supervised")]
 )
 def test_half_precision_runs_and_is_near(name, score):
     _, model, _ = slim_both(CASES[name], (1,), (0.6,), score)

@@ -64,11 +64,7 @@ REFUSED = {
     "padding": (partial(with_convolution, padding=8), GRID, {}),
     "dilation": (partial(with_convolution, dilation=2), GRID, {}),
     "PiT": (pit, GRID, {"blocks_at": "transformers.0.blocks"}),
-    "PVT": (
-        lambda: timm.create_model("pvt_v2_b0"),
-        GRID,
-        {"blocks_at": "stages.2.blocks"},
-    ),
+    "PVT": (lambda: timm.create_model("pvt_v2_b0"), GRID, {"blocks_at": "stages.2.blocks"}),
     "DaViT": (lambda: timm.create_model("davit_tiny"), ROWS, {"blocks_at": "stages.2.blocks"}),
     "VitDet": (vitdet, ROWS, {"blocks_at": "encoder.layer"}),
     "CrossViT": (
