@@ -20,7 +20,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.retrieval.extractor import Extractor
-from demo_sdtps.retrieval.onnx_export.convert import Feed, convert_onnx, write_openvino
+from demo_sdtps.retrieval.onnx_export import Feed, convert_onnx, write_openvino
 from demo_sdtps.retrieval.onnx_export.graph import metadata, write_onnx
 
 KINDS = {"dense": {}, "slimmed": {"MODEL.SLIM_BLOCKS": [0, 4], "MODEL.SLIM_KEEP": [0.4, 0.5]}}

@@ -15,7 +15,7 @@ from benchmarks.rows import Row, check_near, peak_memory, ratio_row
 from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.distances import squared_distances
 from demo_sdtps.retrieval.approximate import approximate, recall, refresh
-from demo_sdtps.retrieval.columns import table_schema
+from demo_sdtps.retrieval.engine import table_schema
 from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.nearest import nearest
 from demo_sdtps.retrieval.table import Rows, create_table, open_table

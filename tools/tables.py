@@ -17,7 +17,7 @@ from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
 from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, markdown_table, read_records
 from demo_sdtps.plug_in.hosts import HOSTS
-from demo_sdtps.reports.cross_modal import draw_cross_modal
+from demo_sdtps.reports.evaluation import draw_cross_modal
 from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.study.report import difference_text, interval, np, study_markdown

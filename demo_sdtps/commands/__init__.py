@@ -13,7 +13,7 @@ from demo_sdtps.runtime.errors import UserError, nearest_name
 COMMANDS = {
     "train": ("train", "train a model, and evaluate it as it learns"),
     "test": ("test", "evaluate a checkpoint: mAP and Rank-1/5/10"),
-    "calibrate": ("calibrate", "fit the probability of the same identity, and thresholds"),
+    "calibrate": ("search:calibrate", "fit the probability of the same identity, and thresholds"),
     "search": ("search", "find the images of a gallery that are most like a query"),
     "app": ("search:app", "search by a page in the browser"),
     "export": (
@@ -22,18 +22,21 @@ COMMANDS = {
     ),
     "export onnx": ("export:onnx", "write the model as ONNX"),
     "export openvino": ("export:openvino", "write the model for OpenVINO"),
-    "rank": ("rank_features", "mAP and nearest of exported features, larger than the memory"),
-    "report": ("report", "images, table and page of a finished run"),
+    "rank": ("search:rank", "mAP and nearest of exported features, larger than the memory"),
+    "report": ("evaluate:report", "images, table and page of a finished run"),
     "study": ("study", "train variants × seeds of a configuration, and compare them in a table"),
-    "analyse": ("analyse", "the numbers behind an evaluation"),
+    "analyse": ("evaluate:analyse", "the numbers behind an evaluation"),
     "draw tokens": ("draw:tokens", "draw which patches slimming and SDTPS keep"),
     "draw ranks": ("draw:ranks", "draw rank lists"),
     "draw embedding": ("draw:embedding", "draw the features as points"),
     "draw attention": ("draw:attention", "draw what the model looks at"),
     "draw curves": ("draw:curves", "draw the training curves of a run"),
-    "flops": ("profile_flops", "parameters and multiply-accumulates of a model"),
-    "slim-curve": ("slim_curve", "mAP against operations of a checkpoint slimmed without training"),
-    "selection": ("selection_quality", "share of the kept patches that lie on the person"),
+    "flops": ("evaluate:flops", "parameters and multiply-accumulates of a model"),
+    "slim-curve": (
+        "evaluate:slim_curve",
+        "mAP against operations of a checkpoint slimmed without training",
+    ),
+    "selection": ("evaluate:selection", "share of the kept patches that lie on the person"),
     "check": ("check_data", "counts of a data set beside the expected ones"),
     "masks": ("make_masks", "write foreground masks beside the images of a data set"),
     "convert": (
@@ -73,9 +76,8 @@ def complete() -> list[str]:
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     *words, last = f"{line}|".split()[1:]
     names = [name.split() for name in COMMANDS]
-    following = [
-        name[len(words)] for name in names if len(name) > len(words) and name[: len(words)] == words
-    ]
+    count = len(words)
+    following = [name[count] for name in names if len(name) > count and name[:count] == words]
     if any(word.startswith(last[:-1]) for word in following):
         os.environ[COMPLETING] = str(1 + len(words))  # the word that stands for the program
         parser = ArgumentParser(add_help=False)

@@ -23,9 +23,8 @@ def main() -> None:
     folder = find_reader(cfg).folder_in(Path(cfg.DATASETS.ROOT_DIR))
     findings = check_triplets(cfg, arguments.decode)
     if cfg.MODEL.PRETRAIN_PATH_T == HUB:
-        findings["warnings"].append(
-            f"Training downloads weights (MODEL.PRETRAIN_PATH_T {HUB}); {SCRATCH}."
-        )
+        text = f"Training downloads weights (MODEL.PRETRAIN_PATH_T {HUB}); {SCRATCH}."
+        findings["warnings"].append(text)
     report_findings(arguments, cfg, findings, folder)
 
 
@@ -44,8 +43,7 @@ def parse(schema: Schema) -> tuple[argparse.Namespace, CfgNode]:
 def report_findings(
     arguments: argparse.Namespace, cfg: CfgNode, findings: dict[str, Any], folder: Path
 ) -> None:
-    """Print and write what `check_triplets` or `check_captions` tells, and end with exit code 1 where counts differ from the
-    expected ones."""
+    """Print and write what `check_triplets` or `check_captions` tells, and exit with 1 where counts are not the expected."""
     if arguments.json:
         about = {"data set": cfg.DATASETS.NAMES, "folder": str(folder)}
         write_json(arguments.json, {**about, **findings, "decoded": arguments.decode})

@@ -4,8 +4,7 @@ import argparse
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import cli, load_cfg, with_values
-from demo_sdtps.config.common import ATTENTION_METHODS
-from demo_sdtps.evaluation.analysis import METHODS, check_method, embed
+from demo_sdtps.config.common import ATTENTION_METHODS, EMBEDDING_METHODS
 
 
 def tokens() -> None:
@@ -48,19 +47,17 @@ def ranks() -> None:
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
     from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.reports.evaluation import draw_ranks, failures
     from demo_sdtps.reports.figures import spread
-    from demo_sdtps.reports.ranks import draw_ranks, failures
 
     model, splits = load_any_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (patterns,) = extract_features(cfg, model, data.loader)
     features = patterns[cfg.TEST.RETURN_PATTERN]
     # Spread over the split, which is ordered by identity, for different people and cameras.
-    shown = (
-        failures(cfg, features, data)[: arguments.queries]
-        if arguments.failures
-        else spread(len(data.query), arguments.queries)
-    )
+    shown = spread(len(data.query), arguments.queries)
+    if arguments.failures:
+        shown = failures(cfg, features, data)[: arguments.queries]
     cli.print_lines(draw_ranks(cfg, features, data, arguments.output, shown))
 
 
@@ -70,15 +67,16 @@ def embedding() -> None:
         "SOLVER.SEED seeds the methods.",
         images=True,
     )
-    cli.add_choice(parser, "--method", METHODS, "pca", "umap needs pip install '.[umap]'")
+    cli.add_choice(parser, "--method", EMBEDDING_METHODS, "pca", "umap needs pip install '.[umap]'")
     flags.add_return_pattern(parser, "features that are drawn")
     cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
     cli.add_picture(parser, "embedding.png")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
+    from demo_sdtps.evaluation.analysis import check_method, embed
     from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
     from demo_sdtps.evaluation.protocol import normalise
-    from demo_sdtps.reports.embedding import draw_embedding
+    from demo_sdtps.reports.evaluation import draw_embedding
     from demo_sdtps.reports.figures import spread
 
     model, splits = load_any_model_and_data(cfg)
@@ -114,9 +112,7 @@ def attention() -> None:
     model, splits = load_model_and_data(cfg)
     if arguments.method == "gradcam":
         count_matched(cfg, splits["query"], splits["gallery"])  # raises an error without labels
-    matches = {
-        sample: gallery_matches(cfg, sample, splits["gallery"]) for sample in splits["query"]
-    }
+    matches = {one: gallery_matches(cfg, one, splits["gallery"]) for one in splits["query"]}
     samples = [sample for sample in matches if matches[sample] or arguments.method == "rollout"]
     chosen = [samples[index] for index in spread(len(samples), arguments.samples)]
     targets = [matches[sample] for sample in chosen]
@@ -130,7 +126,7 @@ def curves() -> None:
     cli.add_path(parser, "--run", "DIR", "OUTPUT_DIR of a training")
     cli.add_output(parser, "--output", *cli.PICTURE, help="default: DIR/curves.png")
     arguments = cli.read_arguments(parser)
-    from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
+    from demo_sdtps.reports.evaluation import IMAGE, draw_curves, evaluated_run
 
     arguments.output = arguments.output or arguments.run / IMAGE
     cli.check_outputs(arguments)

@@ -18,8 +18,7 @@ TENSORS = (
     "(both) (batch, D) float32, not normalised, as demo-sdtps export writes them. A missing modality is an image of "
     "zeros. The float32 model is compared with torch by the runtime first, and another --precision with it, by mAP, Rank-1 "
     "and speed on the test split, which are printed for you to decide by; with --images, which have no labels, they are not. "
-    "The model card is written beside the file. demo_sdtps.load and other commands take the file as --weight "
-    "(docs/deploy.md)."
+    "The model card is written beside the file. demo_sdtps.load and other commands take the file as --weight (docs/deploy.md)."
 )
 
 
@@ -48,9 +47,8 @@ def features() -> None:
         choices=FORMATS,
         help="default: by the ending of the output; lance needs pip install -e '.[search]', parquet '.[parquet]'",
     )
-    cli.add_choice(
-        parser, "--dtype", ("float32", "float16"), "float32", "of features in a table or Parquet"
-    )
+    kinds, what = ("float32", "float16"), "of features in a table or Parquet"
+    cli.add_choice(parser, "--dtype", kinds, "float32", what)
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
     cli.add_overwrite(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
@@ -103,8 +101,7 @@ def _export_model(
     from demo_sdtps.datasets import find_reader, read_splits
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.retrieval.extractor import make_extractor
-    from demo_sdtps.retrieval.onnx_export import export_model
-    from demo_sdtps.retrieval.onnx_export.triton import check_repository, write_repository
+    from demo_sdtps.retrieval.onnx_export import check_repository, export_model, write_repository
 
     if repository:
         check_repository(repository, arguments.output, arguments.overwrite)

@@ -55,11 +55,9 @@ def config_parser(
     images: bool = False,
     data: bool = True,
 ) -> ArgumentParser:
-    """Parser of a configuration, by its name or --config_file, and of KEY VALUE pairs, which override it.
-
-    `weight` says what --weight is, or several of it, whose configuration is used where none is named, '' for no such flag; with
-    `images` there are --images and --modality, for own images without labels as the data; without `data` there is no --data.
-    """
+    """Parser of a configuration, by its name or --config_file, and of KEY VALUE pairs, which override it. `weight` says what
+    --weight is, or several of it, whose configuration is used where none is named, '' for no such flag; with `images` there are
+    --images and --modality, for own images without labels as the data; without `data` there is no --data."""
     parser = ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, stored=None)
     words = parser.add_argument(
@@ -110,12 +108,8 @@ def training_parser(
         schema,
         weight=weight,
     )
-    parser.add_argument(
-        "--epochs",
-        dest="SOLVER.MAX_EPOCHS",
-        metavar="N",
-        help="epochs of training (equivalent to the key SOLVER.MAX_EPOCHS)",
-    )
+    epochs = "epochs of training (equivalent to the key SOLVER.MAX_EPOCHS)"
+    parser.add_argument("--epochs", dest="SOLVER.MAX_EPOCHS", metavar="N", help=epochs)
     add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files, no other")
     # Passed by old versions of torch.distributed.launch; the environment has it too.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
@@ -213,11 +207,14 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     kinds = configs_for(Path(data)) if data else []
     if data and not kinds:
         check_root(Path(data))
-    start, of_start = flags.get("start"), {}
+    start = flags.get("start")
+    of_start: dict[str, Any] = {}
     if words and not arguments.config_file and not is_key(words[0], schema):
         name, *words = words
         if start and not data and "/" not in name and not config_path(Path(name)).is_file():
-            of_start = _data_keys(_read_checkpoint(Path(start)))
+            stored = flatten(load_cfg(_read_checkpoint(Path(start)))).items()
+            # of the data, and of how a model reads their images
+            of_start = {k: v for k, v in stored if k.startswith("DATASETS.") or k in IMAGE_KEYS}
             kinds = [OWN if of_start[NAMES] in OWN_READERS else of_start[NAMES]]
         arguments.config_file = str(find_config(name, data or start, kinds, schema))
         if arguments.config_file != name and os.environ.get("RANK", "0") == "0":
@@ -238,16 +235,6 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     return arguments, cfg
 
 
-def _data_keys(stored: StoredText) -> dict[str, Any]:
-    """What a stored configuration says of the data, and of how a model reads their images."""
-    values = flatten(load_cfg(stored))
-    return {
-        key: value
-        for key, value in values.items()
-        if key.startswith("DATASETS.") or key in IMAGE_KEYS
-    }
-
-
 def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> StoredText:
     """The configuration that a checkpoint holds, or a run."""
     flag = ""
@@ -265,10 +252,7 @@ def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> Stor
 @contextmanager
 def parse_in_group(parser: ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
     """Context manager: the processes that torchrun started form a group, with the arguments of each and the configuration of
-    rank 0.
-
-    A mistake ends all of them, so they are connected first, and only what needs no other process is answered before.
-    """
+    rank 0. A mistake ends all of them, so they are connected first, and only what needs no other process is answered before."""
     if COMPLETING in os.environ or not ANSWERED.isdisjoint(sys.argv):
         parse(parser)
     from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed

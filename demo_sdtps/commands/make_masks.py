@@ -13,16 +13,13 @@ def main() -> None:
         "folder, where MODEL.SLIM_SCORE looks for them (docs/train.md).",
         weight="",
     )
-    parser.add_argument(
-        "--split", choices=SPLITS, action="append", help="may be repeated (default: all three)"
+    which = "may be repeated (default: all three)"
+    parser.add_argument("--split", choices=SPLITS, action="append", help=which)
+    models = (
+        "maskrcnn, whose largest instance is the mask; or module:function, a function from a uint8 (3, H, W) tensor to a "
+        "mask (H, W) in [0, 1] (default: maskrcnn)"
     )
-    parser.add_argument(
-        "--model",
-        default="maskrcnn",
-        metavar="NAME",
-        help="maskrcnn, whose largest instance is the mask; or module:function, a function from a "
-        "uint8 (3, H, W) tensor to a mask (H, W) in [0, 1] (default: maskrcnn)",
-    )
+    parser.add_argument("--model", default="maskrcnn", metavar="NAME", help=models)
     parser.add_argument("--weight", metavar="W", help="torchvision's weights: a file, or hub")
     cli.add_choice(parser, "--classes", FOREGROUND, "person", "the foreground")
     segmented = "the image that is segmented; all: each of the three, united"

@@ -1,20 +1,14 @@
-"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html, and in a browser:
-demo-sdtps app --weight W --gallery FOLDER"""
+"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html, in a browser
+(app), calibrated (calibrate), and in exported features (rank)."""
 
 import argparse
 import re
 
 from demo_sdtps.commands import flags
-from demo_sdtps.config import RETURN_PATTERNS, cli
-from demo_sdtps.config.common import (
-    APPROXIMATE,
-    FALSE_ACCEPT,
-    FALSE_ACCEPT_RATES,
-    FLAT,
-    RERANKED,
-    SQUARED,
-    TOP,
-)
+from demo_sdtps.config import RETURN_PATTERNS, cli, common
+from demo_sdtps.config.schema import YES_NO
+from demo_sdtps.datasets import SPLITS
+from demo_sdtps.datasets.base import VALIDATION
 
 
 def labels_pattern(text: str) -> re.Pattern:
@@ -34,7 +28,7 @@ def search_parser(what: str) -> argparse.ArgumentParser:
         f"{what} FOLDER has the subfolders RGB, NI and TI with images of equal names, nested too; any of them, or any "
         "image, may be missing. Images need no labels and no naming rule; where the camera is unknown the mean of the model's "
         "is taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
-        epilog=f"distance: {SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {RERANKED}.",
+        epilog=f"distance: {common.SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {common.RERANKED}.",
         data=False,
     )
     table = "or a TABLE.csv with the columns rgb, ni and ti, as in docs/own_data.md"
@@ -51,7 +45,7 @@ def search_parser(what: str) -> argparse.ArgumentParser:
         metavar="NAME",
         help="camera of the gallery, as the training's files call it, such as 2, where pattern and table name none",
     )
-    cli.add_count(parser, "--top", None, f"hits per query, at most all (default: {TOP})")
+    cli.add_count(parser, "--top", None, f"hits per query, at most all (default: {common.TOP})")
     flags.add_skip_unreadable(parser)
     parser.add_argument(
         "--index",
@@ -61,15 +55,16 @@ def search_parser(what: str) -> argparse.ArgumentParser:
     )
     cli.add_where(parser)
     cli.add_switch(parser, "--rebuild", "make the index anew, from all images of the gallery")
-    exactness = f"{FLAT}: exact; {APPROXIMATE}: approximate, for large galleries, recall told"
-    cli.add_choice(parser, "--index_type", (FLAT, APPROXIMATE), FLAT, exactness)
+    exact, near = common.FLAT, common.APPROXIMATE
+    exactness = f"{exact}: exact; {near}: approximate, for large galleries, recall told"
+    cli.add_choice(parser, "--index_type", (exact, near), exact, exactness)
     cli.add_count(parser, "--re_rank", None, "re-rank the N nearest of each query (k-reciprocal)")
     parser.add_argument(
         "--false_accept",
         type=float,
-        choices=FALSE_ACCEPT_RATES,
+        choices=common.FALSE_ACCEPT_RATES,
         help="mark hits as unknown beyond the distance that this share of the pairs of different identities is within; needs "
-        f"demo-sdtps calibrate (default with a calibration: {FALSE_ACCEPT})",
+        f"demo-sdtps calibrate (default with a calibration: {common.FALSE_ACCEPT})",
     )
     patterns = "features: 1 original, 2 enhanced, 3 both"
     cli.add_choice(parser, "--return_pattern", RETURN_PATTERNS, 3, patterns)
@@ -87,9 +82,8 @@ def main() -> None:
         "PLACE",
         "a FOLDER like that of the gallery, or one image such as FOLDER/RGB/x.jpg, taken with its siblings in NI and TI",
     )
-    parser.add_argument(
-        "--camera", metavar="NAME", help="camera of the queries, likewise (default: any other)"
-    )
+    camera = "camera of the queries, likewise (default: any other)"
+    parser.add_argument("--camera", metavar="NAME", help=camera)
     cli.add_switch(parser, "--keep_self", "let a query that is in the gallery be a hit of itself")
     cli.add_output(parser, "--output", ".html", help="write the hits as a page for browsers")
     columns = (
@@ -102,7 +96,7 @@ def main() -> None:
 
         result = search(arguments, cfg)
         if result:
-            from demo_sdtps.reports.search_page import show
+            from demo_sdtps.reports.page import show
 
             show(arguments, result)
 
@@ -120,3 +114,58 @@ def app() -> None:
     from demo_sdtps.reports.app import serve
 
     serve(arguments, cfg)
+
+
+def calibrate() -> None:
+    rates = ", ".join(f"{rate:g}" for rate in common.FALSE_ACCEPT_RATES)
+    parser = flags.config_parser(
+        "Fit, for each pair of sets of modalities, the probability that two triplets are of one identity, and the distances "
+        f"that the shares {rates} of the pairs of different identities are within, and write them to NAME.calibration.json "
+        "beside the checkpoint NAME.pth. Searches with the checkpoint then show the probability, and mark hits beyond the "
+        "threshold as unknown. The identities must be ones that the model was not trained on: by default those that "
+        "DATASETS.VALIDATION left out of the training."
+    )
+    which = "of labelled images; of another data set, by DATASETS.ROOT_DIR, any"
+    cli.add_choice(parser, "--split", (VALIDATION, *SPLITS), VALIDATION, which)
+    cli.add_switch(
+        parser,
+        "--test",
+        "measure it on query and gallery too: the error of the probability, and what the thresholds accept",
+    )
+    cli.add_overwrite(parser)
+    flags.add_skip_unreadable(parser)
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.datasets.images import print_left_out
+    from demo_sdtps.retrieval.calibrate import calibrate
+
+    calibrate(arguments, cfg)
+    print_left_out()
+
+
+def rank() -> None:
+    parser = argparse.ArgumentParser(
+        description="Rank a gallery for queries by features that demo-sdtps export wrote, and print mAP and Rank-k as "
+        "demo-sdtps test does, without gallery samples of the query's identity and scene, or camera where there are no "
+        "scenes; --csv writes the nearest of each query, which may be of another data set, such as own images. "
+        "Q and G are .npz files, or tables in a folder or at an address such as s3://bucket/gallery. "
+        "The queries are in memory, a table of the gallery is read batch by batch."
+    )
+    cli.add_path(parser, "--query", "Q", "features of the queries", str)
+    cli.add_path(parser, "--gallery", "G", "features of the gallery", str)
+    cli.add_where(parser)
+    cli.add_choice(parser, "--feat_norm", YES_NO, "yes", "L2-normalise, as TEST.FEAT_NORM")
+    key = "as TEST.CROSS_MODAL_DISTANCE"
+    cli.add_choice(parser, "--cross_modal_distance", common.CROSS_MODAL_DISTANCES, "shared", key)
+    cli.add_count(parser, "--top", common.TOP, "hits per query of --csv, at most all")
+    cli.add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
+    cli.add_output(
+        parser,
+        "--csv",
+        ".csv",
+        help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
+        "none excluded, by squared Euclidean distance of L2-normalised features",
+    )
+    arguments = cli.read_arguments(parser)
+    from demo_sdtps.retrieval.ranking import rank_exports
+
+    rank_exports(arguments)

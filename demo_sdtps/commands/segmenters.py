@@ -21,8 +21,7 @@ SIDE = 800  # the shorter side to which the network scales an image
 
 
 def make_segmenter(name: str, weight: str | None, classes: str, device: torch.device) -> Segmenter:
-    """The segmenter `name`: maskrcnn, with the weights of a file or "hub", or module:function; `classes` is a key of
-    `FOREGROUND`."""
+    """The segmenter maskrcnn, with the weights of a file or "hub", or module:function; `classes` is a key of `FOREGROUND`."""
     if ":" in name:
         if weight:
             raise UserError(f"--model {name} is a function, which takes no --weight; leave it out.")
@@ -43,10 +42,8 @@ def make_segmenter(name: str, weight: str | None, classes: str, device: torch.de
 def largest_instance(
     instances: dict[str, torch.Tensor], classes: Sequence[int]
 ) -> torch.Tensor | None:
-    """Of a Mask R-CNN's output the largest mask (H, W) of these classes: the crop's own person, not a bystander.
-
-    None where no instance has a score of `MIN_SCORE`.
-    """
+    """Of a Mask R-CNN's output the largest mask (H, W) of these classes: the crop's own person, not a bystander. None where no
+    instance has a score of `MIN_SCORE`."""
     labels = instances["labels"]
     is_of_class = torch.isin(labels, torch.tensor(classes, device=labels.device))
     masks = instances["masks"][is_of_class & (instances["scores"] >= MIN_SCORE), 0]

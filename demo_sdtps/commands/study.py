@@ -35,15 +35,10 @@ from demo_sdtps.config.cli import add_count, add_switch, add_tables, read_argume
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "study",
-        type=Path,
-        metavar="STUDY.yml",
-        help="the study, such as studies/modules.yml of a checkout",
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    file = "the study, such as studies/modules.yml of a checkout"
+    parser.add_argument("study", type=Path, metavar="STUDY.yml", help=file)
     parser.add_argument(
         "--runs",
         type=Path,
@@ -51,12 +46,8 @@ def main() -> None:
         metavar="DIR",
         help="folder of the runs, which studies with equal configurations share (default: runs/studies/runs)",
     )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="the result, whose runs are kept (default: runs/studies/<name of the study>.json)",
-    )
+    result = "the result, whose runs are kept (default: runs/studies/<name of the study>.json)"
+    parser.add_argument("--json", type=Path, metavar="FILE", help=result)
     add_tables(parser)
     add_switch(parser, "--changed_tree", "go on with other sources, or with uncommitted changes")
     add_count(parser, "--jobs", None, "parallel runs (default: 1 with a GPU, else 1 per core)")

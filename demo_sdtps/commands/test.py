@@ -22,7 +22,7 @@ def main() -> None:
     cli.add_output(parser, "--output", *cli.PICTURE, help="draw the matrices of --cross_modal")
     flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.datasets.unreadable import print_left_out
+        from demo_sdtps.datasets.images import print_left_out
         from demo_sdtps.evaluation import tables
         from demo_sdtps.evaluation.distances import describe_incomparable, make_comparison
         from demo_sdtps.evaluation.extraction import load_any_model_and_data
@@ -31,7 +31,6 @@ def main() -> None:
             evaluate_reid,
             make_test_data,
         )
-        from demo_sdtps.reports.cross_modal import report_cross_modal
         from demo_sdtps.runtime.distributed import is_main
 
         if arguments.output and not cfg.TEST.CROSS_MODAL:
@@ -44,6 +43,8 @@ def main() -> None:
         if cfg.TEST.CROSS_MODAL:
             matrices = evaluate_cross_modal(cfg, model, data)
             if is_main():
+                from demo_sdtps.reports.evaluation import report_cross_modal
+
                 report_cross_modal(cfg, matrices, caption, arguments.json, arguments.output)
             print_left_out()
             return

@@ -15,6 +15,7 @@ ATTENTION_METHODS = {
     "rollout": "attention rollout of the class token",
     "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples",
 }
+EMBEDDING_METHODS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 # of demo-sdtps masks: names of the classes in COCO
 FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
 

@@ -16,13 +16,7 @@ from demo_sdtps.datasets.own import csv_reader, folder_reader
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.runtime.errors import nearest_name
 
-NAMES = (
-    "RGBNT201",
-    "RGBNT100",
-    "MSVR310",
-    "WMVeID863",
-    "Synthetic",
-)
+NAMES = ("RGBNT201", "RGBNT100", "MSVR310", "WMVeID863", "Synthetic")
 """Values of DATASETS.NAMES, but for those of own data. A new data set is one file, named in lower case, and one line here."""
 
 OWN_READERS: dict[str, Callable[[CfgNode], Reader]] = {
@@ -104,8 +98,7 @@ def check_root(root: Path) -> None:
 
 
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
-    """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
-    unknown."""
+    """Raise `UserError` where the weights `path` were trained on another data set, None if unknown, than that of `cfg`."""
     name, any_data = cfg.DATASETS.NAMES, (None, *OWN_READERS)
     if name in OWN_READERS or data_set in (name, *any_data, *find_reader(cfg).trained_as):
         return
@@ -118,9 +111,7 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
 def split_validation(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:
     """The samples of a `share` of the identities, or those of the others. They are chosen by a hash: one that is added or
     removed changes the choice by one at most."""
-    identities = sorted(
-        identity_labels(samples), key=lambda identity: sha256(str(identity).encode()).digest()
-    )
+    identities = sorted(identity_labels(samples), key=lambda i: sha256(str(i).encode()).digest())
     held_out = {*identities[: round(share * len(identities))]}
     if share and not held_out:
         raise UserError(
@@ -173,14 +164,12 @@ def _readable(cfg: CfgNode, splits: dict[str, list[Sample]]) -> dict[str, list[S
     """The splits, by DATASETS.SKIP_UNREADABLE without images that cannot be read."""
     if not cfg.DATASETS.SKIP_UNREADABLE:
         return splits
-    from demo_sdtps.datasets.unreadable import drop_unreadable, left_out  # torch, not for --help
+    from demo_sdtps.datasets.images import drop_unreadable, left_out  # torch, not for --help
 
-    drop_unreadable(
-        [*dict.fromkeys(sample for samples in splits.values() for sample in samples)], left_out
-    )
-    remaining = {
-        split: [sample.without(left_out) for sample in samples] for split, samples in splits.items()
-    }
-    return {
-        split: [one for one in samples if any(one.paths)] for split, samples in remaining.items()
-    }
+    distinct = dict.fromkeys(sample for samples in splits.values() for sample in samples)
+    drop_unreadable([*distinct], left_out)
+    remaining: dict[str, list[Sample]] = {}
+    for split, samples in splits.items():
+        readable = (sample.without(left_out) for sample in samples)
+        remaining[split] = [sample for sample in readable if any(sample.paths)]
+    return remaining

@@ -14,14 +14,12 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.check import MASK
 
 SPLITS = TRAIN, QUERY, GALLERY = ("train", "query", "gallery")
-VALIDATION = "validation"
-"""The identities that are left out of train (DATASETS.VALIDATION)."""
+VALIDATION = "validation"  # the identities that are left out of train (DATASETS.VALIDATION).
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 """Accepted formats of images, whatever their ending. Pillow has others; for EPS it executes Ghostscript."""
 
-UNKNOWN = -1
-"""Identity and camera of images without labels."""
+UNKNOWN = -1  # identity and camera of images without labels
 
 SYSTEM_FOLDERS = (
     *("@eaDir", "@Recycle", "@Recently-Snapshot", "#recycle", "#snapshot", "~snapshot"),
@@ -142,9 +140,7 @@ def image_names(
 ) -> dict[str, str]:
     """Names of the images in a folder by their stems, unordered, of one stem with `only`; with `others` also those in nested
     folders, as paths from `folder`, but for those of these names. Links are followed, but for one to a folder of `parents`,
-    those that it lies in; one that leads nowhere counts as an image, which the reader of pixels tells of. Hidden files and
-    folders count as none.
-    """
+    those that it lies in; one that leads nowhere counts as an image, which the reader of pixels tells of; a hidden one not."""
     names: dict[str, str] = {}
     parents = (*parents, file_key(existing(folder)))
     for entry in [*os.scandir(folder)]:
@@ -185,10 +181,8 @@ def find_triplets(
         if is_folder(place):
             names = image_names(place, others, only)
             paths[modality] = {name: str(place / path) for name, path in names.items()}
-    return {
-        name: tuple(by_name.get(name) for by_name in paths.values())
-        for name in sorted(set().union(*paths.values()))
-    }
+    every = sorted(set().union(*paths.values()))
+    return {name: tuple(by_name.get(name) for by_name in paths.values()) for name in every}
 
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str | None, ...]]:

@@ -1,5 +1,4 @@
-"""Own images without labels: a folder with the subfolders RGB, NI and TI, any of them absent, or of one modality
-(docs/search.md)."""
+"""Own images without labels: a folder with subfolders RGB, NI and TI, or of one modality (docs/search.md)."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -9,25 +8,15 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import (
-    SPLITS,
-    Reader,
-    Sample,
-    endings,
-    file_key,
-    find_triplets,
-    image_names,
-    is_folder,
-)
+from demo_sdtps.datasets import base
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
 FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]} (docs/own_data.md)"
 
 
 @dataclass(frozen=True)
-class Triplet(Sample):
-    """Images of equal name, but for the ending. `labels` are texts by column, of a table or the groups of a pattern, such as
-    what the "camera" is called."""
+class Triplet(base.Sample):
+    """Images of equal name, but for the ending. `labels` are texts by column of a table or group of a pattern: "camera"."""
 
     name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -48,7 +37,7 @@ class Triplet(Sample):
 
     def file_keys(self) -> set:
         """`file_key` of each of its files."""
-        return {*map(file_key, self.files)}
+        return {*map(base.file_key, self.files)}
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ class Folders:
         """The folder of each modality that there is one of in `root`."""
         places: dict[str, Path] = {}
         for name, modality in self.by_name.items():
-            if is_folder(root / name):
+            if base.is_folder(root / name):
                 places.setdefault(modality, root / name)
         return places
 
@@ -90,7 +79,7 @@ PLAIN = make_folders()
 
 def read_folders(cfg: CfgNode) -> dict[str, str]:
     """Folder of each split and modality, by DATASETS.FOLDERS."""
-    folders = {name: name for name in (*SPLITS, *MODALITIES)}
+    folders = {name: name for name in (*base.SPLITS, *MODALITIES)}
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
         if name not in folders or not folder:
@@ -115,16 +104,15 @@ def image_folders(cfg: CfgNode) -> Folders:
     return make_folders(cfg.DATASETS.FOLDERS)
 
 
-def unlabelled_reader(cfg: CfgNode) -> Reader:
-    """Reader of the images of DATASETS.ROOT_DIR, which has no splits; those of a modality whose entry of DATASETS.FOLDERS is
-    "." may lie in it."""
+def unlabelled_reader(cfg: CfgNode) -> base.Reader:
+    """Reader of the images of DATASETS.ROOT_DIR, which has no splits, by DATASETS.FOLDERS."""
     modalities, folders = cfg.MODEL.MODALITIES, image_folders(cfg)
 
-    def read(root: Path, split: str) -> list[Sample]:
+    def read(root: Path, split: str) -> list[base.Sample]:
         return [*read_folder(root, folders, modalities)]
 
     layout = f"/{{{','.join(modalities)}}}"
-    return Reader(read, layout, labelled=False, locate=lambda root: root)
+    return base.Reader(read, layout, labelled=False, locate=lambda root: root)
 
 
 def read_folder(
@@ -141,9 +129,9 @@ def read_folder(
             "(MODEL.MODALITIES); give others, or a model that reads them."
         )
     read = {name: place for name, place in places.items() if name in modalities}
-    triplets = find_triplets(read, folders.by_name)
+    triplets = base.find_triplets(read, folders.by_name)
     if not triplets:
-        other = next((f", but {name}" for name in image_names(folder, ()).values()), "")
+        other = next((f", but {name}" for name in base.image_names(folder, ()).values()), "")
         raise UserError(
             f"The folder {folder} has no image in {', '.join(modalities)}{other}; give one with {LAYOUT}; {FLAT}."
         )
@@ -170,10 +158,9 @@ def read_query(
             f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
             "(MODEL.MODALITIES); give another query, or a model that reads it."
         )
-    if place.suffix.lower() not in endings():
+    if place.suffix.lower() not in base.endings():
         raise UserError(
-            f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or "
-            "rename it."
+            f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or rename it."
         )
     if above is None:
         paths = tuple(str(place) if name == modality else None for name in MODALITIES)
@@ -181,7 +168,7 @@ def read_query(
     inside = (place if folder in place.parents else place.absolute()).relative_to(folder)
     places = folders.places(root) | {modality: folder}
     siblings = {name: places[name] / inside.parent for name in modalities if name in places}
-    (paths,) = find_triplets(siblings, only=place.stem).values()
+    (paths,) = base.find_triplets(siblings, only=place.stem).values()
     return [Triplet(paths, name=inside.with_suffix("").as_posix())]
 
 

@@ -8,8 +8,11 @@ from typing import Any, TypeVar
 import torch
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.cli import count_text, print_lines
 from demo_sdtps.config.schema import PERCENTILES, Range
+from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.pixels import ADVICE, read_pixels
+from demo_sdtps.runtime.distributed import all_gather_object, is_main, shard_for_rank
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
@@ -17,6 +20,7 @@ Images = tuple[torch.Tensor | None, ...]
 Scales = Mapping[str, Range | None]  # by modality
 S = TypeVar("S")
 T = TypeVar("T")
+AnySample = TypeVar("AnySample", bound=Sample)
 
 OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
@@ -55,11 +59,8 @@ def decode_triplet(
     TI side by side; `scales` are those of `decode`."""
     places = [MODALITIES.index(modality) for modality in modalities]
     if len(paths) == len(MODALITIES):
-        files = [paths[place] for place in places]
-        return tuple(
-            None if path is None else decode(path, scale=scales[name])
-            for name, path in zip(modalities, files, strict=True)
-        )
+        pairs = [(name, paths[place]) for name, place in zip(modalities, places, strict=True)]
+        return tuple(None if p is None else decode(p, scale=scales[name]) for name, p in pairs)
     assert paths[0]
     image = decode(paths[0], scale=scales[MODALITIES[0]])
     if image.shape[2] % len(MODALITIES):
@@ -100,3 +101,29 @@ def parallel(
     """Results of `function` in the order of the items, by threads and with a progress bar."""
     with ThreadPoolExecutor() as pool:
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
+
+
+left_out: dict[str, str] = {}
+"""What is wrong with the images of data sets that this process has left out, by path."""
+
+
+def drop_unreadable(samples: Sequence[AnySample], broken: dict[str, str]) -> list[AnySample]:
+    """The samples without images that cannot be read, and without those that have no other. What is wrong is added to
+    `broken` by path. Each of several processes reads a part of them."""
+    paths = (path for sample in shard_for_rank(samples) for path in sample.paths if path)
+    for damaged in all_gather_object(unreadable(paths)):
+        broken.update(damaged)
+    remaining = [sample.without(broken) for sample in samples]
+    return [sample for sample in remaining if any(sample.paths)]
+
+
+def omissions(broken: Mapping[str, str]) -> list[str]:
+    """Lines on the images that cannot be read; none where all can."""
+    return [f"Left out, {count_text(len(broken), 'image')}:", *broken.values()] if broken else []
+
+
+def print_left_out() -> None:
+    """List at the end of a command what was left out, if anything was."""
+    if left_out and is_main():
+        print_lines(*omissions(left_out))
+    left_out.clear()

@@ -31,11 +31,8 @@ def compile_pattern(cfg: CfgNode) -> re.Pattern:
 
 def name_labels(pattern: re.Pattern, name: str, file: str) -> dict[str, str]:
     """Texts of the named groups of `pattern` that are not empty in `name`, the path of `file` below the folder of its modality;
-    none where the pattern is not in it.
-
-    Raises `UserError` where a text is a piece of a number, as camera 1 of 12, and where the names of folders have other labels
-    than that of the file.
-    """
+    none where the pattern is not in it. Raises `UserError` where a text is a piece of a number, as camera 1 of 12, and where
+    the names of folders have other labels than that of the file."""
     match = pattern.search(name)
     if not match:
         return {}
@@ -56,8 +53,7 @@ def name_labels(pattern: re.Pattern, name: str, file: str) -> dict[str, str]:
 
 
 def _is_cut(match: re.Match, start: int, end: int) -> bool:
-    """Whether more of a number stands beside the text from `start` to `end`: digits that are in no group, or the minus that a
-    name begins with."""
+    """Whether more of a number stands beside the text from `start` to `end`: digits in no group, or the first minus."""
     name, spans = match.string, [span for span in match.regs[1:] if span[0] < span[1]]
     begins = not name[start].isdecimal() or any(span[1] == start for span in spans)
     ends = not name[end - 1].isdecimal() or any(span[0] == end for span in spans)
@@ -68,8 +64,7 @@ def _is_cut(match: re.Match, start: int, end: int) -> bool:
 
 
 def read_table(table: Path) -> tuple[Sequence[str], dict[int, dict[str, str]]]:
-    """Columns and lines of a table by their numbers in the file, without the blanks around each cell, "" for one that a line
-    lacks."""
+    """Columns, and lines by their numbers in the file, without the blanks around each cell, "" for one that a line lacks."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="", strict=True)

@@ -16,23 +16,11 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.check import reads_masks
 from demo_sdtps.config.schema import read_ranges
-from demo_sdtps.datasets import OWN_READERS
+from demo_sdtps.datasets import OWN_READERS, samplers, transforms
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel
 from demo_sdtps.datasets.masks import decode_mask, existing_masks
 from demo_sdtps.datasets.pixels import image_size
-from demo_sdtps.datasets.samplers import (
-    EpochBatchSampler,
-    IdentityBatchSampler,
-    ShuffledBatchSampler,
-)
-from demo_sdtps.datasets.transforms import (
-    Mask,
-    PerModality,
-    SampleTransform,
-    TrainTransform,
-    test_transform,
-)
 from demo_sdtps.runtime.gpu import to_device
 from demo_sdtps.runtime.threads import cpu_cores
 
@@ -70,17 +58,14 @@ class Batch:
 
 class ImageDataset(Dataset):
     """Sample i is (images: a list of (3, H, W) float32, mask (1, H, W) or None, *targets[i]), read from `paths[source_of[i]]`
-    (default: `paths[i]`), and the mask from the file of `masks` at the same place.
-
-    A key is an index, or (index, seed) where the transform draws from a generator with that seed. `modalities` are those of a
-    sample's images.
-    """
+    (default: `paths[i]`), and the mask from the file of `masks` at the same place. A key is an index, or (index, seed) where
+    the transform draws from a generator with that seed. `modalities` are those of a sample's images."""
 
     def __init__(
         self,
         paths: Sequence[Paths],
         targets: Sequence[tuple],
-        transform: SampleTransform,
+        transform: transforms.SampleTransform,
         cache: bool,
         decode: Decode = decode_triplet,
         source_of: Sequence[int] | None = None,
@@ -90,10 +75,8 @@ class ImageDataset(Dataset):
         self.modalities, self.masks = tuple(modalities), masks
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
-        sources = range(len(paths))
-        self.cached = (
-            list(parallel(self.read, sources, "reading images", "sample")) if cache else None
-        )
+        images = parallel(self.read, range(len(paths)), "reading images", "sample")
+        self.cached = list(images) if cache else None
 
     def __len__(self) -> int:
         return len(self.source_of)
@@ -108,11 +91,11 @@ class ImageDataset(Dataset):
         rngs = () if seed is None else (random.Random(seed),)
         return *self.transform(images, mask, *rngs), *self.targets[index]
 
-    def decoded(self, source: int) -> tuple[Images, Mask]:
+    def decoded(self, source: int) -> tuple[Images, transforms.Mask]:
         """The images of `paths[source]` and their mask as they are on disk."""
         return self.cached[source] if self.cached else self.read(source)
 
-    def read(self, source: int) -> tuple[Images, Mask]:
+    def read(self, source: int) -> tuple[Images, transforms.Mask]:
         """`decoded` from the disk."""
         mask = decode_mask(self.masks[source]) if self.masks else None
         return self.decode(self.paths[source]), mask
@@ -141,19 +124,18 @@ def _triplets(
     cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool
 ) -> ImageDataset:
     """Samples as (images of RGB, NI and TI; in training the mask, where the configuration reads masks; label; camera)."""
-    modalities = tuple(cfg.MODEL.MODALITIES)
+    names = tuple(cfg.MODEL.MODALITIES)
     decode = make_decoder(cfg)
-    transform = TrainTransform(cfg) if training else PerModality(test_transform(cfg))
+    plain = transforms.PerModality(transforms.test_transform(cfg))
+    transform = transforms.TrainTransform(cfg) if training else plain
     paths = [sample.paths for sample in samples]
     masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else None
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
     cache = use_cache(cfg, paths)
-    return ImageDataset(
-        paths, targets, transform, cache, decode, modalities=modalities, masks=masks
-    )
+    return ImageDataset(paths, targets, transform, cache, decode, modalities=names, masks=masks)
 
 
-def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
+def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> samplers.EpochBatchSampler:
     """Sampler of training samples with these labels."""
     identities = len(set(labels))
     if identities < 2:
@@ -166,19 +148,20 @@ def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
     if identities < batch_size // instances:
         raise UserError(
             f"The training split has {identities} identities, but a batch needs {batch_size // instances} "
-            "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "
-            f"{identities * instances}."
+            f"(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most {identities * instances}."
         )
-    return IdentityBatchSampler(labels, batch_size, instances, cfg.SOLVER.SEED)
+    return samplers.IdentityBatchSampler(labels, batch_size, instances, cfg.SOLVER.SEED)
 
 
-def shuffled_batches(count: int, unit: str, batch_size: int, seed: int) -> ShuffledBatchSampler:
+def shuffled_batches(
+    count: int, unit: str, batch_size: int, seed: int
+) -> samplers.ShuffledBatchSampler:
     """Sampler of `count` samples."""
     if count < batch_size:
         raise UserError(
             f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower it."
         )
-    return ShuffledBatchSampler(count, batch_size, seed)
+    return samplers.ShuffledBatchSampler(count, batch_size, seed)
 
 
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -230,8 +213,7 @@ def use_cache(cfg: CfgNode, paths: Sequence[Paths]) -> bool:
 
 
 def collate(items: list) -> tuple | UserError:
-    """Samples (images, mask, *targets) → (images (k, B, 3, H, W), mask (B, 1, H, W) or None, a list (B) of each target), or the
-    first error among them."""
+    """Samples (images, mask, *targets) → (images (k, B, 3, H, W), mask (B, 1, H, W) or None, targets), or the first error."""
     error = next((item for item in items if isinstance(item, UserError)), None)
     if error:
         return error
@@ -269,6 +251,6 @@ def _keep_loading(worker: int) -> None:
             signal.signal(number, lambda *_: signal.alarm(GRACE))
 
 
-def epoch_sampler(loader: DataLoader) -> EpochBatchSampler:
+def epoch_sampler(loader: DataLoader) -> samplers.EpochBatchSampler:
     """The batch sampler of a training loader; DataLoader's type hides its class."""
-    return cast(EpochBatchSampler, loader.batch_sampler)
+    return cast(samplers.EpochBatchSampler, loader.batch_sampler)

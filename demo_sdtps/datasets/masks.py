@@ -65,11 +65,8 @@ def write_masks(
     decoder: Callable[[Paths], Images],
     overwrite: bool,
 ) -> Counter:
-    """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept".
-
-    `segment` makes a mask (H, W) in [0, 1] of an image uint8 (3, H, W), of those that `decoder` reads of a triplet. Masks are
-    8-bit grey PNG files, 255 for the foreground.
-    """
+    """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept". `segment` makes a mask (H,
+    W) in [0, 1] of an image uint8 (3, H, W), of those that `decoder` reads of a triplet. Masks are PNG files, 255 inside."""
     counts: Counter = Counter()
     # once where query and gallery are the same
     files = dict(zip(mask_paths(samples), samples, strict=True))

@@ -3,7 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,15 +14,7 @@ import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import (
-    QUERY,
-    SPLITS,
-    Reader,
-    Sample,
-    file_key,
-    find_triplets,
-    is_folder,
-)
+from demo_sdtps.datasets import base
 from demo_sdtps.datasets.folders import (
     PLAIN,
     Folders,
@@ -37,8 +30,7 @@ JUNK = "-1"
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
 TABLE = ".csv"
 COLUMNS = ("split", "identity", "camera", *(modality.lower() for modality in MODALITIES))
-TABLE_COLUMNS = ("split", *COLUMNS[3:])
-"""Those that are no labels of a triplet."""
+TABLE_COLUMNS = ("split", *COLUMNS[3:])  # those that are no labels of a triplet
 
 
 class TripletRow(NamedTuple):
@@ -50,29 +42,64 @@ class TripletRow(NamedTuple):
     paths: tuple[str | None, ...]
 
 
-def folder_reader(cfg: CfgNode) -> Reader:
+def folder_reader(cfg: CfgNode) -> base.Reader:
     """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
     root, folders, modalities = Path(cfg.DATASETS.ROOT_DIR), read_folders(cfg), cfg.MODEL.MODALITIES
     pattern = compile_pattern(cfg)
-    splits, subfolders = (
-        ",".join(folders[name] for name in names) for names in (SPLITS, modalities)
-    )
-    return _make_reader(
-        lambda: _folder_rows(root, folders, modalities, pattern),
-        "camera" in pattern.groupindex,
-        layout=f"/{{{splits}}}/{{{subfolders}}}",
-    )
+    required = [name for name in ("identity", "camera") if name in pattern.groupindex]
+    splits = ",".join(folders[name] for name in base.SPLITS)
+    subfolders = ",".join(folders[name] for name in modalities)
+
+    def rows() -> Iterator[TripletRow]:
+        roots = {split: root / folders[split] for split in base.SPLITS}
+        places = {s: {name: top / folders[name] for name in modalities} for s, top in roots.items()}
+        there = {n for n in modalities if any(base.is_folder(each[n]) for each in places.values())}
+        wanted = {name: f"folder {folders[name]}" for name in modalities}
+        _check_absent(wanted, there, f"the splits of {root}")
+        for split in base.SPLITS:
+            triplets = base.find_triplets(places[split], set(folders.values()))
+            for stem, paths in triplets.items():
+                file = next(filter(None, paths))
+                labels = name_labels(pattern, stem, file)
+                if empty := [name for name in required if name not in labels]:
+                    why = f", whose group {empty[0]} it leaves empty" if labels else ""
+                    raise UserError(
+                        f"The image {file} does not follow DATASETS.PATTERN {pattern.pattern!r}{why}; rename "
+                        "or remove it, or give another pattern, without the group camera where there are none."
+                    )
+                yield TripletRow(split, labels["identity"], labels.get("camera", ""), paths)
+
+    return _make_reader(rows, "camera" in required, f"/{{{splits}}}/{{{subfolders}}}")
 
 
-def csv_reader(cfg: CfgNode) -> Reader:
+def csv_reader(cfg: CfgNode) -> base.Reader:
     """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
-    table = Path(cfg.DATASETS.ROOT_DIR)
+    table, modalities = Path(cfg.DATASETS.ROOT_DIR), cfg.MODEL.MODALITIES
     columns, lines = read_table(table) if table.is_file() else (COLUMNS, {})
-    return _make_reader(
-        lambda: _table_rows(table, columns, lines, cfg.MODEL.MODALITIES),
-        "camera" in columns,
-        layout=f", which must be a table with {','.join(COLUMNS)}",
-    )
+
+    def rows() -> Iterator[TripletRow]:
+        if not table.is_file():
+            raise UserError(
+                f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file."
+            )
+        if missing := [name for name in COLUMNS[:2] if name not in columns]:
+            needed = ", ".join([*COLUMNS[:2], *(name.lower() for name in modalities)])
+            raise UserError(f"{table} has no column {missing[0]!r}; it needs {needed}.")
+        images = {name: f"column {name.lower()}" for name in modalities}
+        _check_absent(images, {name for name in modalities if name.lower() in columns}, str(table))
+        for number, line in lines.items():
+            paths = _line_paths(table, number, line, modalities)
+            split, identity, camera = (line.get(name, "") for name in COLUMNS[:3])
+            if split not in base.SPLITS or not identity or ("camera" in columns and not camera):
+                raise UserError(
+                    f"Line {number} of {table} needs a split ({', '.join(base.SPLITS)}), an identity and, where there is that "
+                    "column, a camera; correct it."
+                )
+            if any(paths):
+                yield TripletRow(split, identity, camera, paths)
+
+    layout = f", which must be a table with {','.join(COLUMNS)}"
+    return _make_reader(rows, "camera" in columns, layout)
 
 
 def read_triplets(
@@ -85,29 +112,21 @@ def read_triplets(
     camera: str | None = None,
 ) -> list[Triplet]:
     """The gallery or the query of a search, of these modalities: of a folder or an image as `read_query`, or of a table as
-    `csv_reader`, which needs no labels; one with a column split has those of `split`, and other columns are labels.
-
-    Named groups of the `pattern` in the names are labels too; `camera` is that of triplets without one.
-    """
+    `csv_reader`, which needs no labels; one with a column split has those of `split`, and other columns are labels. Named
+    groups of the `pattern` in the names are labels too; `camera` is that of triplets without one."""
     if place.suffix.lower() == TABLE and place.is_file():
         triplets = _table_triplets(place, split, modalities)
-    elif split == QUERY:
+    elif split == base.QUERY:
         triplets = read_query(place, folders, modalities)
     else:
         triplets = read_folder(place, folders, modalities)
-    names = [
-        name_labels(pattern, triplet.name, triplet.files[0]) if pattern else {}
-        for triplet in triplets
-    ]
-    if pattern and split != QUERY and not any(names):
+    names = [name_labels(pattern, one.name, one.files[0]) if pattern else {} for one in triplets]
+    if pattern and split != base.QUERY and not any(names):
         raise UserError(
             f"The pattern {pattern.pattern!r} is in no name of {place}, such as {triplets[0].name}; correct it."
         )
-    default = {"camera": camera} if camera else {}
-    return [
-        replace(triplet, labels={**default, **triplet.labels, **labels})
-        for triplet, labels in zip(triplets, names, strict=True)
-    ]
+    default, pairs = {"camera": camera} if camera else {}, zip(triplets, names, strict=True)
+    return [replace(one, labels={**default, **one.labels, **labels}) for one, labels in pairs]
 
 
 def _table_triplets(table: Path, split: str, modalities: Collection[str]) -> list[Triplet]:
@@ -138,8 +157,8 @@ def _table_triplets(table: Path, split: str, modalities: Collection[str]) -> lis
 
 
 def _make_reader(
-    read_rows: Callable[[], list[TripletRow]], has_cameras: bool, layout: str
-) -> Reader:
+    read_rows: Callable[[], Iterator[TripletRow]], has_cameras: bool, layout: str
+) -> base.Reader:
     """Reader of the rows of all splits, on which the numbers of identities and cameras depend. Without cameras those of
     `number_scenes` take their place."""
 
@@ -149,26 +168,26 @@ def _make_reader(
         _check_labels(rows)
         return rows
 
-    def read(root: Path, split: str) -> list[Sample]:
+    def read(root: Path, split: str) -> list[base.Sample]:
         rows = checked_rows()
         identities = number_labels(row.identity for row in rows)
         cameras = number_labels(row.camera for row in rows)
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
         scenes = number_scenes([row.paths for row in rows])
         return [
-            Sample(
+            base.Sample(
                 row.paths,
                 identities[row.identity],
                 order[cameras[row.camera]],
                 camera_name=row.camera,
             )
             if has_cameras
-            else Sample(row.paths, identities[row.identity], scene=scene)
+            else base.Sample(row.paths, identities[row.identity], scene=scene)
             for row, scene in zip(rows, scenes, strict=True)
             if row.split == split
         ]
 
-    return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
+    return base.Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
 
 
 def _check_labels(rows: Iterable[TripletRow]) -> None:
@@ -178,13 +197,13 @@ def _check_labels(rows: Iterable[TripletRow]) -> None:
     texts = []
     for row in rows:
         for path in filter(None, row.paths):
-            before = first.setdefault(file_key(path), row)
+            before = first.setdefault(base.file_key(path), row)
             for label in ("identity", "camera"):
                 labels = getattr(before, label), getattr(row, label)
                 if labels[0] == labels[1]:
                     continue
                 text = f"the image {path} has the {label} {labels[0]}, and {labels[1]} too"
-                if label == "identity" and before.split == row.split == SPLITS[0]:
+                if label == "identity" and before.split == row.split == base.SPLITS[0]:
                     raise UserError(f"In training {text}; correct one of them, or remove both.")
                 texts.append(text)
     if texts:
@@ -198,7 +217,7 @@ def number_scenes(triplets: Sequence[tuple[str | None, ...]]) -> list[int]:
 
     numbers: dict[object, int] = {}
     edges = [
-        (row, numbers.setdefault(file_key(path), len(triplets) + len(numbers)))
+        (row, numbers.setdefault(base.file_key(path), len(triplets) + len(numbers)))
         for row, paths in enumerate(triplets)
         for path in filter(None, paths)
     ]
@@ -206,39 +225,6 @@ def number_scenes(triplets: Sequence[tuple[str | None, ...]]) -> list[int]:
     places = np.array(edges, np.int64).reshape(-1, 2).T
     graph = coo_array((np.ones(len(edges)), (places[0], places[1])), shape=(size, size))
     return connected_components(graph, directed=False)[1][: len(triplets)].tolist()
-
-
-def _folder_rows(
-    root: Path, folders: Mapping[str, str], modalities: Sequence[str], pattern: re.Pattern
-) -> list[TripletRow]:
-    rows: list[TripletRow] = []
-    there = {
-        name
-        for name in modalities
-        if any(is_folder(root / folders[split] / folders[name]) for split in SPLITS)
-    }
-    _check_absent(
-        {name: f"folder {folders[name]}" for name in modalities}, there, f"the splits of {root}"
-    )
-    for split in SPLITS:
-        places = {name: root / folders[split] / folders[name] for name in modalities}
-        for stem, paths in find_triplets(places, set(folders.values())).items():
-            file = next(filter(None, paths))
-            labels = name_labels(pattern, stem, file)
-            empty = [
-                name
-                for name in ("identity", "camera")
-                if name in pattern.groupindex and name not in labels
-            ]
-            if empty:
-                why = f", whose group {empty[0]} it leaves empty" if labels else ""
-                raise UserError(
-                    f"The image {file} does not follow DATASETS.PATTERN {pattern.pattern!r}{why}; rename "
-                    "or remove it, or give another pattern, without the group camera where there are none."
-                )
-            camera = labels.get("camera", "")
-            rows.append(TripletRow(split, labels["identity"], camera, paths))
-    return rows
 
 
 def _check_absent(places: Mapping[str, str], there: Collection[str], where: str) -> None:
@@ -273,30 +259,31 @@ def _line_paths(
     return paths
 
 
-def _table_rows(
-    table: Path,
-    columns: Sequence[str],
-    lines: Mapping[int, Mapping[str, str]],
-    modalities: Sequence[str],
-) -> list[TripletRow]:
-    if not table.is_file():
-        raise UserError(
-            f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file."
-        )
-    if missing := [name for name in COLUMNS[:2] if name not in columns]:
-        needed = ", ".join([*COLUMNS[:2], *(name.lower() for name in modalities)])
-        raise UserError(f"{table} has no column {missing[0]!r}; it needs {needed}.")
-    images = {name: f"column {name.lower()}" for name in modalities}
-    _check_absent(images, {name for name in modalities if name.lower() in columns}, str(table))
-    rows: list[TripletRow] = []
-    for number, line in lines.items():
-        paths = _line_paths(table, number, line, modalities)
-        split, identity, camera = (line.get(name, "") for name in COLUMNS[:3])
-        if split not in SPLITS or not identity or ("camera" in columns and not camera):
-            raise UserError(
-                f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and, where there is that "
-                "column, a camera; correct it."
+def completeness(cfg: CfgNode, splits: Mapping[str, Sequence[base.Sample]]) -> list[str]:
+    """A line for each split of own data: how many of its triplets have all modalities, and how many lack which."""
+    from demo_sdtps.datasets import OWN_READERS
+
+    lines: list[str] = []
+    for split, samples in splits.items() if cfg.DATASETS.NAMES in OWN_READERS else ():
+        absent = ([m for m in cfg.MODEL.MODALITIES if m not in one.modalities] for one in samples)
+        lacking = Counter(map(" and ".join, absent))
+        complete = lacking.pop("", 0)
+        lacks = "".join(f"; {count:,} lack {names}" for names, count in lacking.most_common())
+        lines.append(f"{split}: {complete:,} of {len(samples):,} triplets are complete{lacks}")
+    return lines
+
+
+def unpaired(splits: Mapping[str, Sequence[base.Sample]], modalities: Sequence[str]) -> list[str]:
+    """A warning for each split with images of several modalities, of which some share no triplet with another."""
+    warnings = []
+    for split, samples in splits.items():
+        first = {sample.modalities: sample for sample in reversed(samples)}
+        alone = [name for name in modalities if {s for s in first if name in s} == {(name,)}]
+        if alone and len(first) > 1:
+            other = next(sample for names, sample in first.items() if names != (alone[0],))
+            warnings.append(
+                f"WARNING: no image of {' and none of '.join(alone)} in {split} shares a triplet with another modality, such "
+                f"as {first[alone[0],].files[0]} with {other.files[0]}; give the images of a triplet one name, or one line "
+                "of the table (docs/own_data.md)."
             )
-        if any(paths):
-            rows.append(TripletRow(split, identity, camera, paths))
-    return rows
+    return warnings

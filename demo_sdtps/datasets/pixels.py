@@ -38,12 +38,9 @@ OTHER_ORDER = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L
 
 def read_pixels(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> np.ndarray:
     """An image as uint8 (H, W, 3): a path or a PIL image, turned as its header says, an array (H, W, 3), (H, W, 1) or (H, W),
-    or a tensor (3, H, W), (1, H, W) or (H, W).
-
-    More than 8 bits are scaled by `scale`; arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where
-    `scale` states their range. Where it is None, as for published data sets and masks, a file is read as it is stored, of 16
-    bits the upper 8. Raises `UserError`, which ends with `advice`.
-    """
+    or a tensor (3, H, W), (1, H, W) or (H, W). More than 8 bits are scaled by `scale`; arrays and tensors are uint8, floats in
+    [0, 1], of 16 bits, or any values where `scale` states their range. Where it is None, as for published data sets and masks,
+    a file is read as it is stored, of 16 bits the upper 8. Raises `UserError`, which ends with `advice`."""
     if isinstance(item, (str, os.PathLike)):
         path = os.fspath(item)
         try:
@@ -149,10 +146,8 @@ def _opened_pixels(file: BinaryIO, scale: Range | None) -> np.ndarray:
     kind, _, order = raw.partition(";16")
     if kind in ("RGB", "RGBX", "RGBA") and order in OTHER_ORDER:
         # Pillow keeps the upper byte of each value, and in the other order of bytes the lower one
-        upper, lower = (
-            np.asarray(_turn(each))[..., :3]
-            for each in (image, _open_as(file, f"{kind};16{OTHER_ORDER[order]}"))
-        )
+        both = image, _open_as(file, f"{kind};16{OTHER_ORDER[order]}")
+        upper, lower = (np.asarray(_turn(each))[..., :3] for each in both)
     elif raw == "LA;16B":
         # four bytes: the grey value's and alpha's
         upper, lower = np.split(np.asarray(_turn(_open_as(file, "RGBA")))[..., :2], 2, axis=2)

@@ -18,9 +18,8 @@ NAMING = Naming(
 def read(root: Path, split: str) -> list[Sample]:
     """Samples of a split; query and gallery are both the whole of `test`."""
     names = {modality: modality for modality in MODALITIES}
-    return [
-        NAMING.sample(paths) for paths in triplet_paths(root / "RGBNT201" / FOLDERS[split], names)
-    ]
+    triplets = triplet_paths(root / "RGBNT201" / FOLDERS[split], names)
+    return [NAMING.sample(paths) for paths in triplets]
 
 
 TEST = {"triplets": 836, "identities": 30}

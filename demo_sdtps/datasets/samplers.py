@@ -14,10 +14,8 @@ from demo_sdtps.runtime.distributed import shard_for_rank
 
 
 class EpochBatchSampler(ABC):
-    """This process's part of the batches of `epoch` without the first `start`; `len` counts all of them.
-
-    A batch is a list of (index, seed): the augmentation of a sample draws from the seed, in whichever process it is loaded.
-    """
+    """This process's part of the batches of `epoch` without the first `start`; `len` counts all of them. A batch is a list of
+    (index, seed): the augmentation of a sample draws from the seed, in whichever process it is loaded."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.epoch, self.start = seed, 0, 0
@@ -41,11 +39,8 @@ class EpochBatchSampler(ABC):
 
 
 class IdentityBatchSampler(EpochBatchSampler):
-    """Batches of `batch_size / instances` random identities with `instances` samples each, until too few identities remain.
-
-    The shuffled samples of each identity form groups of `instances` without the remainder; where they are fewer than one group,
-    it is drawn with replacement.
-    """
+    """Batches of `batch_size / instances` random identities with `instances` samples each, until too few identities remain. The
+    shuffled samples of each identity form groups of `instances` without the remainder; of fewer, one with replacement."""
 
     def __init__(self, labels: Sequence[int], batch_size: int, instances: int, seed: int):
         super().__init__(seed)

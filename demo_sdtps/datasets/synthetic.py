@@ -17,8 +17,7 @@ FORM = {
 
 
 def locate(root: Path) -> Path:
-    """ROOT_DIR/synthetic/RGBNT201, or ROOT_DIR/RGBNT201 where that is synthetic or ROOT_DIR ends in synthetic, as that of
-    configs/Synthetic."""
+    """ROOT_DIR/synthetic/RGBNT201, or ROOT_DIR/RGBNT201 where that is synthetic or ROOT_DIR ends in synthetic."""
     folder = root / "RGBNT201"
     is_synthetic = root.name == FOLDER or (folder / MARKER).is_file()
     return folder if is_synthetic else root / FOLDER / "RGBNT201"
@@ -30,10 +29,8 @@ def synthetic_counts(folder: Path) -> dict[str, dict[str, int]] | None:
     if not has_form(marker, FORM):  # of vehicles or shapes
         return None
     triplets, arguments = marker["triplets"], marker["arguments"]
-    train, test = (
-        {"triplets": triplets[split], "identities": arguments[flag]}
-        for split, flag in (("train_171", "identities"), ("test", "test_identities"))
-    )
+    train = {"triplets": triplets["train_171"], "identities": arguments["identities"]}
+    test = {"triplets": triplets["test"], "identities": arguments["test_identities"]}
     return {"train": train, "query": test, "gallery": test}
 
 

@@ -31,13 +31,11 @@ ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
 class TrainTransform:
-    """The images of a sample, uint8 (3, h, w), and its mask (1, h, w) → float32 (3, H, W), and (1, H, W) in [0, 1].
-
-    Resize, flip, pad and crop, normalise, erase (docs/method.md), which each image draws for itself; with
-    INPUT.JOINT_AUGMENTATION, which masks need, flip and crop are drawn once. Then whole modalities are dropped, each with the
-    probability INPUT.MODALITY_DROPOUT but never all: their images become zeros. Flip, pad and crop are one copy into a black
-    canvas: as separate transforms they dominate the time after decoding.
-    """
+    """The images of a sample, uint8 (3, h, w), and its mask (1, h, w) → float32 (3, H, W), and (1, H, W) in [0, 1]. Resize,
+    flip, pad and crop, normalise, erase (docs/method.md), which each image draws for itself; with INPUT.JOINT_AUGMENTATION,
+    which masks need, flip and crop are drawn once. Then whole modalities are dropped, each with the probability
+    INPUT.MODALITY_DROPOUT but never all: their images become zeros. Flip, pad and crop are one copy into a black canvas: as
+    separate transforms they dominate the time after decoding."""
 
     def __init__(self, cfg: CfgNode):
         self.flip, self.padding = cfg.INPUT.PROB, cfg.INPUT.PADDING

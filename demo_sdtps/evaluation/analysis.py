@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from demo_sdtps.config.common import EMBEDDING_METHODS as METHODS
 from demo_sdtps.evaluation.distances import Distances
 from demo_sdtps.evaluation.metrics import average_precisions, match_ranks
 from demo_sdtps.runtime.errors import UserError, check_extra
@@ -148,7 +149,6 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-METHODS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 PERPLEXITY, NEIGHBOURS = 30, 15  # of t-SNE and UMAP, lowered for fewer points
 REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
 LEAST = 4  # points, for the neighbours of t-SNE and UMAP

@@ -17,7 +17,7 @@ from demo_sdtps.datasets import OWN_READERS, Sample, check_labelled, find_reader
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import flat_images
 from demo_sdtps.datasets.loaders import make_decoder, test_loader
-from demo_sdtps.datasets.pairing import unpaired
+from demo_sdtps.datasets.own import unpaired
 from demo_sdtps.evaluation.distances import (
     Distances,
     Side,

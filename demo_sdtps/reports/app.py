@@ -21,23 +21,17 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import TOP
 from demo_sdtps.config.schema import read_ranges
-from demo_sdtps.datasets.base import FORMATS
+from demo_sdtps.datasets.base import FORMATS, GALLERY
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import decode, decode_triplet
-from demo_sdtps.datasets.unreadable import omissions
+from demo_sdtps.datasets.images import decode, decode_triplet, omissions
 from demo_sdtps.evaluation.extraction import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
-from demo_sdtps.reports.search_page import (
-    MOST_HITS,
-    image_config,
-    search_page,
-    write_hits,
-)
+from demo_sdtps.reports.page import MOST_HITS, image_config, search_page, write_hits
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.load import open_reid
 from demo_sdtps.retrieval.reid import Reid
-from demo_sdtps.retrieval.search import read_gallery, search
+from demo_sdtps.retrieval.search import read_images, search
 from demo_sdtps.runtime.errors import check_extra
 
 FRAME = '<iframe title="hits" srcdoc="{}" scrolling="no" style="width: 100%; border: 0"></iframe>'
@@ -91,9 +85,8 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         match = arguments.pattern.search(name) if arguments.pattern else None
         labels = {label: text for label, text in match.groupdict().items() if text} if match else {}
         query = Triplet(paths_of, name=name, labels=labels | ({"camera": camera} if camera else {}))
-        chosen = argparse.Namespace(
-            **vars(arguments) | {"top": top, "where": (where or "").strip() or None}
-        )
+        changed = {"top": top, "where": (where or "").strip() or None}
+        chosen = argparse.Namespace(**vars(arguments) | changed)
         try:
             for path in files.values():
                 check_image(path)
@@ -117,49 +110,33 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
                 return str(copy)
         return gradio.skip()
 
-    triplets = read_gallery(arguments, cfg)
+    triplets = read_images(arguments, cfg, GALLERY)
     readable = (triplet.without(indexed.broken) for triplet in triplets)
     gallery = [triplet for triplet in readable if triplet.modalities]
-    examples = [
-        example(cfg, gallery[place], Path(downloads.name, "examples", str(place)))
-        for place in spread(len(gallery), EXAMPLES)
-    ]
+    copied, places = Path(downloads.name, "examples"), spread(len(gallery), EXAMPLES)
+    examples = [example(cfg, gallery[place], copied / str(place)) for place in places]
     title, hour = f"Search in {arguments.gallery.resolve().name}", 3600
     # of what was uploaded
     with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:
         gradio.Markdown(f"# {title}\n\n{EXPLANATION.format(len(gallery), ', '.join(modalities))}")
         with gradio.Row():
-            slots = [
-                gradio.Image(
-                    label=modality,
-                    sources=["upload", "clipboard"],
-                    height=240,
-                )
-                for modality in modalities
-            ]
+            kinds = ["upload", "clipboard"]
+            slots = [gradio.Image(label=name, sources=kinds, height=240) for name in modalities]
         count = min(arguments.top or TOP, MOST_HITS, len(gallery))
         most = max(2, min(MOST_HITS, len(gallery)))
         with gradio.Row():
             top = gradio.Slider(1, most, count, step=1, label="Hits")
+            label, hint = "Filter of the gallery, in SQL", "present LIKE '%TI%'"
             where = gradio.Textbox(
-                arguments.where or "",
-                label="Filter of the gallery, in SQL",
-                placeholder="present LIKE '%TI%'",
-                max_lines=1,
+                arguments.where or "", label=label, placeholder=hint, max_lines=1
             )
             names = [(name, name) for name in reid.camera_names if name and reid.cameras]
-            camera = gradio.Dropdown(
-                [("that of its name, or any", ""), *names],
-                value="",
-                label="Camera",
-                visible=bool(names),
-            )
+            cameras = [("that of its name, or any", ""), *names]
+            camera = gradio.Dropdown(cameras, value="", label="Camera", visible=bool(names))
         hits = gradio.HTML(NOTHING)
         with gradio.Row():
-            files = [
-                gradio.DownloadButton(f"Download as {kind}", interactive=False)
-                for kind in ("page", "CSV")
-            ]
+            titles = ("Download as page", "Download as CSV")
+            files = [gradio.DownloadButton(title, interactive=False) for title in titles]
         kept = gradio.HTML()
         for modality, slot in zip(modalities, slots, strict=True):
             slot.upload(partial(show, modality), slot, slot, api_visibility="private")
@@ -233,16 +210,14 @@ def check_image(path: str) -> None:
 
 
 def kept_picture(reid: Reid, query: Triplet) -> str:
-    """The picture of demo-sdtps draw tokens of a triplet, light or dark like the page; nothing for a model that keeps all
-    patches."""
+    """The picture of demo-sdtps draw tokens of a triplet, light or dark like the page; nothing where all are kept."""
     if not isinstance(reid, Extractor) or not (reid.model.slimming or reid.model.sdtps):
         return ""
     sources = []
     with TemporaryDirectory() as folder:
         for colours in (nullcontext(), dark()):
             with colours:
-                path = draw_tokens(
-                    [(image_config(reid.cfg), reid.model)], [query], Path(folder, "kept.png")
-                )
+                models = [(image_config(reid.cfg), reid.model)]
+                path = draw_tokens(models, [query], Path(folder, "kept.png"))
             sources.append(f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}")
     return PICTURE.format(*sources)

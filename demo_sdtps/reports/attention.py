@@ -12,22 +12,14 @@ from yacs.config import CfgNode
 from demo_sdtps.config.common import ATTENTION_METHODS as METHODS
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
-from demo_sdtps.evaluation.attention import (
-    FusionWeights,
-    Maps,
-    fusion_weights,
-    grad_cam,
-    rollout,
-    similarity_to,
-)
+from demo_sdtps.evaluation import attention
 from demo_sdtps.evaluation.extraction import encode_cases, extract_features
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.reports import figures
-from demo_sdtps.reports.figures import np
-from demo_sdtps.reports.palette import MODALITY, NEUTRAL
+from demo_sdtps.reports.figures import MODALITY, NEUTRAL, np
 from demo_sdtps.runtime.progress import progress
 
 SCALES = {
@@ -40,11 +32,8 @@ CHART_TITLES = ("HDM: share of each modality", "ATMoE: gates (dots: heads)")
 def gallery_matches(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[Sample]:
     """The gallery samples of a query's identity that the protocol allows."""
     key = exclude_key(cfg)
-    return [
-        sample
-        for sample in gallery
-        if sample.identity == query.identity and getattr(sample, key) != getattr(query, key)
-    ]
+    same = (sample for sample in gallery if sample.identity == query.identity)
+    return [sample for sample in same if getattr(sample, key) != getattr(query, key)]
 
 
 def attention_maps(
@@ -53,7 +42,7 @@ def attention_maps(
     samples: Sequence[Sample],
     matches: Sequence[Sequence[Sample]],
     method: str,
-) -> list[tuple[Maps, FusionWeights]]:
+) -> list[tuple[attention.Maps, attention.FusionWeights]]:
     """Maps and weights of each sample, as of a batch of one; `matches` are the samples that Grad-CAM's similarity is with."""
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     dataset = test_loader(cfg, samples).dataset
@@ -65,14 +54,16 @@ def attention_maps(
         batch = batch.to(device)
         pixels, cameras = batch.images, batch.cameras
         if method == "rollout":
-            maps = rollout(model, pixels, cameras, missing)
+            maps = attention.rollout(model, pixels, cameras, missing)
         else:
             feature = features[number].to(device)
-            target = similarity_to(model, feature, cfg.TEST.RETURN_PATTERN, cfg.TEST.NECK_FEAT)
-            maps = grad_cam(model, pixels, cameras, target, missing)
+            target = attention.similarity_to(
+                model, feature, cfg.TEST.RETURN_PATTERN, cfg.TEST.NECK_FEAT
+            )
+            maps = attention.grad_cam(model, pixels, cameras, target, missing)
         with torch.no_grad():
             (encoded,) = encode_cases(model, pixels, cameras, [missing])
-        results.append((maps, fusion_weights(model, encoded.context)))
+        results.append((maps, attention.fusion_weights(model, encoded.context)))
     return results
 
 
@@ -82,15 +73,14 @@ def mean_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]])
     (features,) = extract_features(cfg, model, test_loader(cfg, distinct))
     normalised = F.normalize(features[cfg.TEST.RETURN_PATTERN], dim=1)
     by_sample = dict(zip(distinct, normalised, strict=True))
-    return torch.stack(
-        [torch.stack([by_sample[one] for one in group]).mean(dim=0) for group in groups]
-    )
+    means = [torch.stack([by_sample[one] for one in group]).mean(dim=0) for group in groups]
+    return torch.stack(means)
 
 
 def draw_attention(
     cfg: CfgNode,
     samples: Sequence[Sample],
-    results: Sequence[tuple[Maps, FusionWeights]],
+    results: Sequence[tuple[attention.Maps, attention.FusionWeights]],
     method: str,
     path: Path,
 ) -> Path:
@@ -98,17 +88,14 @@ def draw_attention(
     missing, names = missing_modalities(cfg.TEST.MISS), cfg.MODEL.MODALITIES
     # of a single modality there is nothing to weigh
     charts = sum(weights is not None for weights in results[0][1]) if len(names) > 1 else 0
-    rows = [
-        image_pairs(cfg, sample, maps, method)
-        for sample, (maps, _) in zip(samples, results, strict=True)
-    ]
+    pairs = zip(samples, results, strict=True)
+    rows = [image_pairs(cfg, sample, maps, method) for sample, (maps, _) in pairs]
     titles = []
     for modality in names:
         titles += [f"{modality} (missing)" if modality in missing else modality, ""]
     labels = [figures.label(cfg, sample) for sample in samples]
-    figure, axes = figures.image_grid(
-        cfg, rows, 2.4, [*titles, *CHART_TITLES[:charts]], labels, charts
-    )
+    heads = [*titles, *CHART_TITLES[:charts]]
+    figure, axes = figures.image_grid(cfg, rows, 2.4, heads, labels, charts)
     gates = [float(weights.gates.max()) for _, weights in results if weights.gates is not None]
     for row, (_, weights) in zip(axes, results, strict=True):
         if charts:
@@ -122,7 +109,9 @@ def draw_attention(
     return figures.save(figure, path)
 
 
-def image_pairs(cfg: CfgNode, sample: Sample, maps: Maps, method: str) -> list[np.ndarray]:
+def image_pairs(
+    cfg: CfgNode, sample: Sample, maps: attention.Maps, method: str
+) -> list[np.ndarray]:
     """Each image (H, W, 3) and its map over it, grey for a missing one. The most coloured value is each image's own in rollout,
     the triplet's in Grad-CAM, where the images have one target."""
     present = {*sample.modalities} - missing_modalities(cfg.TEST.MISS)
@@ -141,7 +130,7 @@ def image_pairs(cfg: CfgNode, sample: Sample, maps: Maps, method: str) -> list[n
     return pairs
 
 
-def draw_weights(axes: np.ndarray, weights: FusionWeights, largest: float) -> None:
+def draw_weights(axes: np.ndarray, weights: attention.FusionWeights, largest: float) -> None:
     """Horizontal bars of HDM's subsets, the first at the top: parted by the share of the attention on each modality; and on a
     second axis ATMoE's gates, the mean over the heads, a dot for each head, and a line at equal gates."""
     assert weights.hdm

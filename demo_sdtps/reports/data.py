@@ -16,15 +16,11 @@ from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks, mask_path
-from demo_sdtps.datasets.pairing import completeness
+from demo_sdtps.datasets.own import completeness
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
 from demo_sdtps.seps import evaluation as seps_evaluation
 
-Counts = Mapping[str, Mapping[str, int]]
-"""By split."""
-NUMBER, SPLIT = 12, 10  # widths of columns
-
-
+Counts = Mapping[str, Mapping[str, int]]  # by split
 Findings = dict[str, Any]
 """What is in a data set: its counts, the expected ones, differences and warnings in sentences, and what is complete."""
 
@@ -64,14 +60,8 @@ def check_captions(cfg: CfgNode, decode: bool) -> Findings:
         }
         for name, split in splits.items()
     }
-    warnings = list(seps_evaluation.caption_warnings(splits))
-    return {
-        "counts": counts,
-        "expected": {},
-        "differences": [],
-        "warnings": warnings,
-        "complete": [],
-    }
+    told = list(seps_evaluation.caption_warnings(splits))
+    return {"counts": counts, "expected": {}, "differences": [], "warnings": told, "complete": []}
 
 
 def count_table(findings: Findings) -> list[str]:
@@ -84,10 +74,7 @@ def count_table(findings: Findings) -> list[str]:
         if known := expected.get(split):
             cells = [f"{known[name]:,}" if name in known else "" for name in names]
             rows.append(("  expected", cells))
-    lines = [
-        f"{title:{SPLIT}}{''.join(cell.rjust(NUMBER) for cell in cells)}".rstrip()
-        for title, cells in rows
-    ]
+    lines = [f"{title:10}{''.join(cell.rjust(12) for cell in row)}".rstrip() for title, row in rows]
     return lines + ([] if expected else ["expected counts: not known here (docs/train.md)"])
 
 

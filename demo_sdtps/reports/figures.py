@@ -1,4 +1,4 @@
-"""What the pictures share: their style, images as arrays, heat maps, labels, and saving figures atomically."""
+"""What the pictures share: colours, each with one meaning, style, images as arrays, heat maps, labels, saving atomically."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -6,23 +6,45 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.patheffects import withStroke
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.loaders import image_scales
 from demo_sdtps.evaluation.protocol import exclude_key
-from demo_sdtps.reports.palette import HEAT, SERIES, TEXT
 from demo_sdtps.runtime.files import atomic_write
 
+# Colours of a group differ for colour-blind readers too.
+PATTERNS = dict(zip(RETURN_PATTERNS, ("#56b4e9", "#e69f00", "#0072b2"), strict=True))
+MODALITY = dict(zip(MODALITIES, ("#882255", "#999999", "#ddcc77"), strict=True))
+MATCH, WRONG = "#009e73", "#d55e00"
+SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7010e0")
+"""Of anything else: identities, variants, runs."""
+# of what has no kind, of queries, and of a cell without a number
+NEUTRAL, TEXT, EMPTY = ("#64748b", "#000000", "#eeeeee")
+# cover of a dropped patch: a colour that is visible on a black night image too
+DROPPED, OPACITY = ((96, 88, 148), 0.75)
+HEAT, SHARES = "viridis", "Blues"  # colour maps: of values over an image, and of percentages
+
+AS_DATA = {
+    "patterns": list(PATTERNS.values()),
+    "match": MATCH,
+    "wrong": WRONG,
+    "series": SERIES,
+    "plain": NEUTRAL,
+    "dropped": [*DROPPED, OPACITY],
+}
+"""What the pages take of it."""
+
 matplotlib.use("Agg")  # no screen is needed
-import matplotlib.pyplot as plt
-from matplotlib.patheffects import withStroke
 
 plt.rcParams.update(
     {
@@ -47,7 +69,7 @@ BLANK = 160  # grey value in place of a missing image, seen on light and on dark
 MARKERS = "osD^vP*X<>ph"
 CHART = 3.2  # inches across of a chart beside images
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # text at its place
-OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of the image below it
+COLOURED, GREY = 0.65, 0.7  # opacity of a heat map's colours, brightness of the image below
 
 
 def dark() -> AbstractContextManager:
@@ -64,20 +86,16 @@ def ink() -> str:
 def images(
     cfg: CfgNode, sample: Sample, modalities: Sequence[str] | None = None
 ) -> list[np.ndarray]:
-    """The images of `modalities`, by default MODEL.MODALITIES, at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent
-    one."""
+    """The images of `modalities`, by default MODEL.MODALITIES, at INPUT.SIZE_TEST, each uint8 (H, W, 3), or grey."""
     placeholder = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
     triplet = decode_triplet(sample.paths, modalities or cfg.MODEL.MODALITIES, image_scales(cfg))
-    sized = [
-        resize(placeholder if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True)
-        for image in triplet
-    ]
+    shown = (placeholder if image is None else image for image in triplet)
+    sized = (resize(image, list(cfg.INPUT.SIZE_TEST), antialias=True) for image in shown)
     return [image.permute(1, 2, 0).numpy() for image in sized]
 
 
 def label(cfg: CfgNode, sample: Sample) -> str:
-    """A sample's identity, and its camera, from 1, or its scene, whichever the protocol excludes by; its file where it has no
-    labels."""
+    """Identity, and camera, from 1, or scene, whichever the protocol excludes by; the file of a sample without labels."""
     if sample.identity == UNKNOWN:
         return Path(sample.files[0]).name
     by_scene = exclude_key(cfg) == "scene"
@@ -108,11 +126,11 @@ def image_grid(
     widths = [width] * columns + [CHART] * charts
     breaks = max((title.count("\n") for title in titles), default=0)
     size = sum(widths), height * len(rows) + 1 + 0.3 * breaks
-    figure, axes = plt.subplots(
-        len(rows), len(widths), figsize=size, squeeze=False, width_ratios=widths
-    )
+    shape = len(rows), len(widths)
+    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, width_ratios=widths)
     for axis in axes[:, :columns].flat:  # of which a short row leaves some empty
-        hide_ticks(axis)
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
     for row, row_images in zip(axes, rows, strict=True):
         for axis, image in zip(row, row_images, strict=False):
             axis.imshow(image)
@@ -121,11 +139,6 @@ def image_grid(
     for axis, text in zip(axes[:, 0], labels, strict=False):
         axis.set_ylabel(text.replace(", ", "\n"), fontsize=8)
     return figure, axes
-
-
-def hide_ticks(axis: plt.Axes) -> None:
-    axis.set(xticks=[], yticks=[])
-    axis.spines[:].set_visible(False)
 
 
 def kind(place: int) -> dict[str, Any]:
@@ -141,7 +154,7 @@ def heat_map(
     scaled = plt.Normalize(*limits or (None, None))(np.ma.masked_invalid(large))
     grey = GREY * image.mean(axis=2, keepdims=True) / 255
     colours = plt.get_cmap(HEAT)(scaled)[..., :3]
-    return grey + OPACITY * ~np.isnan(large)[..., None] * (colours - grey)
+    return grey + COLOURED * ~np.isnan(large)[..., None] * (colours - grey)
 
 
 def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "lowest") -> None:
@@ -160,10 +173,8 @@ def name_points(
     line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
     halo = [withStroke(linewidth=2, foreground=plt.rcParams["axes.facecolor"])]
     style: dict[str, Any] = {"fontsize": 7, "path_effects": halo, "arrowprops": line, **CENTRED}
-    texts = [
-        axis.annotate(name, point, point, **style)
-        for name, point in zip(names, points, strict=True)
-    ]
+    pairs = zip(names, points, strict=True)
+    texts = [axis.annotate(name, point, point, **style) for name, point in pairs]
     axis.figure.canvas.figure.draw_without_rendering()
     sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
     starts = axis.transData.transform(points)
@@ -181,8 +192,7 @@ def name_points(
 
 
 def apart(centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square of side 10 at
-    `fixed` (m, 2)."""
+    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square at `fixed`."""
     order = len(fixed) + centres[:, 1].argsort(kind="stable")
     centres = np.concatenate([fixed, centres])
     sizes = np.concatenate([np.full_like(fixed, 10), sizes])

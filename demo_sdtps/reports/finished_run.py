@@ -1,13 +1,20 @@
 """What demo-sdtps report does: a finished run's images and table, its page, or a table of several runs."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg, with_values
 from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.load import flatten
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.images import parallel
+from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import (
     CASES,
     extract_features,
@@ -15,32 +22,155 @@ from demo_sdtps.evaluation.extraction import (
     missing_cases,
 )
 from demo_sdtps.evaluation.operations import count_macs, dense_macs
-from demo_sdtps.evaluation.protocol import make_test_data, rank_sets
-from demo_sdtps.evaluation.tables import (
-    MEASURES,
-    Table,
-    markdown_table,
-    options,
-    reid_caption,
-    reid_table,
-    spread,
-    write_tables,
+from demo_sdtps.evaluation.protocol import (
+    CrossModal,
+    TestData,
+    exclude_key,
+    make_test_data,
+    rank_sets,
 )
-from demo_sdtps.reports.analysis import analyse, analysis_case, rank_patterns
-from demo_sdtps.reports.curves import draw_curves, evaluated_run, run_config
-from demo_sdtps.reports.ranks import draw_ranks
-from demo_sdtps.reports.report_page import EXTRA_PACKAGES, Run, write_page
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.reports.evaluation import (
+    NEAREST,
+    analyse,
+    analysis_case,
+    draw_curves,
+    draw_ranks,
+    evaluated_run,
+    rank_patterns,
+    run_config,
+)
+from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.runtime.errors import check_extra
-from demo_sdtps.runtime.files import check_output_file
+from demo_sdtps.runtime.files import atomic_write, check_output_file
 from demo_sdtps.training.output import CONFIG, LAST
+
+EXTRA_PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
+SHOWN = ("queries", "rank_lists", "worst_queries", "identities", "distances", "scatter")
+"""Of an analysis, what the page's scripts draw."""
+
+
+@dataclass
+class Run:
+    """A finished run: its configuration, the records of its training, model, queries and data."""
+
+    cfg: CfgNode
+    records: list[dict[str, Any]]
+    model: DeMo
+    queries: list[Sample]
+    data: TestData
+    # of the last checkpoint on its own test split, once evaluated
+    record: tables.Record = field(default_factory=dict)
+
+    @property
+    def test_split(self) -> str:
+        """What it is evaluated on."""
+        named = named_by_folder(self.cfg)
+        return f"{tables.data_caption(named, self.data)}{tables.options(self.cfg)}"
+
+
+def write_page(
+    path: Path,
+    compared: Sequence[Run],
+    analysis: Mapping[str, Any],
+    untrained: tables.Record | None,
+    cross_modal: CrossModal,
+    thumbnails: int,
+) -> None:
+    """Write the page of what `analyse` returns, with the images of at most `thumbnails` triplets. `compared` are the run, and
+    those that it is compared with, `untrained` is the record before training, `cross_modal` that of `rank_sets`."""
+    from plotly.offline import get_plotlyjs
+
+    cfg, model, data = compared[0].cfg, compared[0].model, compared[0].data
+    runs = {run.cfg.OUTPUT_DIR: run for run in compared}
+    modalities, indices = cfg.MODEL.MODALITIES, page_samples(analysis)
+    samples = {index: data.samples[index] for index in indices}
+    shown = {index: samples[index] for index in indices[:thumbnails]}
+    draw = partial(thumbnail, cfg, modalities=modalities)
+    images = parallel(draw, list(shown.values()), "making thumbnails", "triplet")
+    content = {
+        **{name: analysis[name] for name in SHOWN},
+        "runs": [{"name": name, "records": run.records} for name, run in runs.items()],
+        "patterns": list(tables.PATTERN_NAMES.values()),
+        "samples": {index: sample_labels(cfg, sample) for index, sample in samples.items()},
+        "thumbnails": dict(zip(shown, images, strict=True)),
+    }
+    page = render(
+        "report.html",
+        cfg,
+        model,
+        shown,
+        modalities,
+        content,
+        plotly=get_plotlyjs(),
+        files=False,
+        title=Path(cfg.OUTPUT_DIR).resolve().name,
+        caption=tables.reid_caption(named_by_folder(cfg), data),
+        settings=named_by_folder(cfg).dump(),
+        data=data,
+        analysis=analysis,
+        record=analysis["cases"][analysis["missing"]],
+        cameras=[camera + 1 for camera in analysis["camera_matrix"]["cameras"]],
+        patterns={str(pattern): name for pattern, name in tables.PATTERN_NAMES.items()},
+        pattern=str(cfg.TEST.RETURN_PATTERN),
+        missing=tables.missing_rows(analysis["cases"]),
+        runs=runs,
+        differing=differing([run.cfg for run in runs.values()]),
+        untrained=untrained,
+        cross_modal=cross_modal,
+        tables=tables,
+        key=exclude_key(cfg),
+        nearest=NEAREST,
+    )
+    with atomic_write(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def named_by_folder(cfg: CfgNode) -> CfgNode:
+    """`cfg` with the name of the data's folder in place of its path, as the page may be shown on another machine."""
+    name = Path(cfg.DATASETS.ROOT_DIR).resolve().name
+    return with_values(cfg, {"DATASETS.ROOT_DIR": name})
+
+
+def differing(cfgs: Sequence[CfgNode]) -> dict[str, list[object]]:
+    """The keys in which the configurations of runs differ, with the value of each."""
+    first, *others = map(flatten, cfgs)
+    shown = [flatten(named_by_folder(cfg)) for cfg in cfgs]
+    return {
+        key: [values[key] for values in shown]
+        for key, value in sorted(first.items())
+        if key not in ("OUTPUT_DIR", "TEST.WEIGHT") and any(other[key] != value for other in others)
+    }
+
+
+def page_samples(analysis: Mapping[str, Any]) -> list[int]:
+    """Indices of the samples in the page, the most needed first: the queries, their nearest, those of the lowest average
+    precision first, and the points."""
+
+    def precision(rank_list: Mapping[str, Any]) -> float:
+        value = analysis["queries"][rank_list["query"]]["average_precision"]
+        return 2.0 if value is None else value  # without a match, last
+
+    lists = sorted(analysis["rank_lists"], key=precision)
+    queries = [analysis["queries"][one["query"]]["sample"] for one in lists]
+    nearest = [hit["sample"] for one in lists for hit in one["nearest"]]
+    return list(dict.fromkeys([*queries, *nearest, *analysis["scatter"]["samples"]]))
+
+
+def sample_labels(cfg: CfgNode, sample: Sample) -> dict[str, object]:
+    """What the page says of a sample; cameras from 1, as file names have them."""
+    labels = {"identity": sample.identity, "camera": sample.camera + 1}
+    if exclude_key(cfg) == "scene":
+        labels["scene"] = sample.scene
+    return {**labels, "name": Path(sample.files[0]).name}
+
 
 IMAGES = {"curves": "training curves", "ranks": "rank lists", "tokens": "kept tokens"}
 
 
 def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
-    """Evaluate the run's last checkpoint, write the images or the page, and print its table; with further runs one of all, each
-    evaluated on its own data."""
+    """Evaluate the last checkpoint of the run, write images or page, and print its table; of further runs one of all."""
     folders, output = vars(arguments)["OUTPUT_DIR"] or [], Path(cfg.OUTPUT_DIR)
     if len({Path(run).resolve() for run in folders}) < len(folders):
         raise UserError("--run names one run twice; give each run once.")
@@ -68,7 +198,8 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     # Scored here rather than read from the records, so that table and images show the same weights.
     run.record = rank_patterns(cfg, by_case[case], data)
     # The untrained model is comparable only where it was evaluated with the same options.
-    recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
+    trained = load_cfg(output / CONFIG)
+    recorded = records[0]["epoch"] == 0 and tables.options(trained) == tables.options(cfg)
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         analysis = analyse(cfg, data, by_case, arguments.queries, arguments.points)
@@ -85,13 +216,9 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         else:
             del files["tokens"]
         written = {IMAGES[name]: path for name, path in files.items()}
-    print_lines(
-        "",
-        reid_caption(cfg, data),
-        reid_table(run.record, untrained),
-        "",
-        *(f"{what + ':':18}{path}" for what, path in written.items()),
-    )
+    table = tables.reid_table(run.record, untrained)
+    files_lines = (f"{what + ':':18}{path}" for what, path in written.items())
+    print_lines("", tables.reid_caption(cfg, data), table, "", *files_lines)
     if others or arguments.csv or arguments.latex:
         write_table(arguments, [run, *others])
 
@@ -116,14 +243,15 @@ def write_table(arguments: argparse.Namespace, runs: Sequence[Run]) -> None:
         alike = [*seeds.values()]
         cfg, pattern = alike[0].cfg, str(alike[0].cfg.TEST.RETURN_PATTERN)
         name = cfg.OUTPUT_DIR + (f" and {len(alike) - 1} more" if len(alike) > 1 else "")
-        scores = ([100 * run.record[pattern][measure] for run in alike] for measure in MEASURES)
+        scores = ([100 * run.record[pattern][one] for run in alike] for one in tables.MEASURES)
         macs, dense = count_macs(cfg, alike[0].model)[""], dense_macs(cfg)
         costs = f"{macs / 1e9:.2f}", f"{macs / dense:.1%}"
-        row = [name, ", ".join(map(str, seeds)), *map(spread, scores), *costs]
+        row = [name, ", ".join(map(str, seeds)), *map(tables.spread, scores), *costs]
         rows.append([*row, alike[0].test_split])
-    table = Table(("run", "seeds", *MEASURES, "GMACs", "of the dense model", "test split"), rows)
-    print_lines("", "In percent, after the last epoch:", "", markdown_table(*table))
-    write_tables(table, arguments.csv, arguments.latex)
+    titles = ("run", "seeds", *tables.MEASURES, "GMACs", "of the dense model", "test split")
+    table = tables.Table(titles, rows)
+    print_lines("", "In percent, after the last epoch:", "", tables.markdown_table(*table))
+    tables.write_tables(table, arguments.csv, arguments.latex)
 
 
 def load_run(cfg: CfgNode) -> Run:

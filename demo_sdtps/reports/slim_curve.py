@@ -16,8 +16,7 @@ from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_da
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption, reid_record
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import load_weights
-from demo_sdtps.reports.figures import ink, kind, name_points, np, plt, save
-from demo_sdtps.reports.palette import NEUTRAL
+from demo_sdtps.reports.figures import NEUTRAL, ink, kind, name_points, np, plt, save
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
@@ -48,6 +47,9 @@ class CurvePoint(NamedTuple):
     mAP: float
     rank1: float
     own: bool = False  # whether the checkpoint was trained with it
+
+    def __str__(self) -> str:
+        return f"{self.keep} after {self.blocks}"
 
 
 def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
@@ -143,7 +145,7 @@ def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -
     axes.axhline(dense[1], color=NEUTRAL, linestyle="--", linewidth=1, label="dense")
     for *place, point in slimmed:
         if point.own:
-            text = f"{point.score}, {AS_TRAINED}: {setting_text(point)}"
+            text = f"{point.score}, {AS_TRAINED}: {point!s}"
             axes.plot(*place, "*", color=ink(), markersize=14, label=text)
     axes.set_xlabel("operations of the backbone against the dense model, %")
     axes.set_ylabel(f"mAP of {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, %")
@@ -153,9 +155,5 @@ def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -
     # the others share the settings of the first
     named = [one for one in slimmed if one[2].score in scores[:1] and not one[2].own]
     places = np.array([place[:2] for place in named]).reshape(-1, 2)
-    name_points(axes, places, [setting_text(point) for *_, point in named], gap=8)
+    name_points(axes, places, [str(point) for *_, point in named], gap=8)
     return save(figure, path)
-
-
-def setting_text(point: CurvePoint) -> str:
-    return f"{point.keep} after {point.blocks}"

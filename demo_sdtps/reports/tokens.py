@@ -20,8 +20,7 @@ from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.reports import figures
-from demo_sdtps.reports.figures import np
-from demo_sdtps.reports.palette import DROPPED, OPACITY
+from demo_sdtps.reports.figures import DROPPED, OPACITY, np
 from demo_sdtps.runtime.device import choose_precision
 
 SHARED = "shared"
@@ -31,8 +30,7 @@ def draw_tokens(
     models: Sequence[tuple[CfgNode, DeMo]], samples: list[Sample], path: Path, count: int = 8
 ) -> Path:
     """A row per triplet: its images, and for every stage of slimming and for SDTPS the score of the patches over an image, and
-    the image with the dropped patches covered; a set that the modalities share once, over the mean of the images. Of several
-    models the last stage alone."""
+    the image with the dropped patches covered; a set that the modalities share once, over their mean. Of models the last."""
     chosen = token_samples(samples, count)
     layers = [patch_grids(*each, chosen) for each in models]
     cfg, model = models[0]
@@ -45,9 +43,8 @@ def draw_tokens(
             grids[f"{number} {name}"] = list(stages.values())[-1]
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
     labels = [f"{figures.label(cfg, sample)}, {illumination(sample)}" for sample in chosen]
-    figure, axes = figures.image_grid(
-        cfg, [list(row.values()) for row in rows], 2.1, list(rows[0]), labels
-    )
+    images = [list(row.values()) for row in rows]
+    figure, axes = figures.image_grid(cfg, images, 2.1, list(rows[0]), labels)
     meaning = "score of a patch among those of its image; not coloured: dropped before"
     figures.heat_bar(figure, axes, meaning)
     figure.suptitle(what + options(cfg))

@@ -8,11 +8,9 @@ import numpy as np
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import APPROXIMATE
-from demo_sdtps.retrieval.blocks import FeatureBlocks
-from demo_sdtps.retrieval.columns import CHECK, FEATURE, table_schema
-from demo_sdtps.retrieval.engine import INDICES, damaged_files
+from demo_sdtps.retrieval.engine import CHECK, FEATURE, INDICES, damaged_files, table_schema
 from demo_sdtps.retrieval.features import Nearest
-from demo_sdtps.retrieval.nearest import among, nearest
+from demo_sdtps.retrieval.nearest import FeatureBlocks, nearest
 from demo_sdtps.retrieval.table import BATCH, Rows, Table, create_table, open_table
 
 FEWEST = 256  # triplets of an index; fewer are searched exactly
@@ -38,11 +36,11 @@ def approximate(
         is_whole = gallery.width == table.width
         indexed = table if is_whole else columns_table(table, rows, gallery)
         rows_indexed = str(refresh(indexed))
-        about = indexed.schema.field(FEATURE).metadata or {}
+        about = indexed.handle.schema.field(FEATURE).metadata or {}
         count = min(len(gallery), max(LEAST, PER_HIT * top))
         candidates = find_candidates(indexed, queries, count, rows)
     candidates[~np.isin(candidates, gallery.rows)] = -1
-    hits = among(queries, gallery, top, candidates)
+    hits = nearest(queries, gallery, top, candidates)
     text = about.get(RECALL, b"").decode()
     if about.get(MEASURED, b"").decode() != rows_indexed:
         count = min(SAMPLE, len(queries))
@@ -72,8 +70,7 @@ def columns_table(table: Table, rows: Rows, gallery: FeatureBlocks) -> Table:
     keys = rows.columns[table.key].take(pa.array(gallery.rows)).to_pylist()
     places = [place for place, text in enumerate(keys) if stored.get(text) != current[text]]
     columns.delete([text for text, check in stored.items() if current.get(text) != check])
-    for start in range(0, len(places), BATCH):
-        chosen = places[start : start + BATCH]
+    for chosen in (places[start : start + BATCH] for start in range(0, len(places), BATCH)):
         texts = [keys[place] for place in chosen]
         values = {table.key: texts, WHOLE_CHECK: [current[text] for text in texts]}
         columns.put(values, gallery.take(gallery.rows[chosen]))
@@ -84,8 +81,7 @@ def checksums(table: Table, column: str) -> dict[str, int]:
     """A column of checksums by the key."""
     with table.errors():
         result = table.handle.search().select([table.key, column]).to_arrow()
-        keys, values = (result[name].to_pylist() for name in (table.key, column))
-    return dict(zip(keys, values, strict=True))
+    return dict(zip(*(result[name].to_pylist() for name in (table.key, column)), strict=True))
 
 
 def refresh(table: Table) -> int:

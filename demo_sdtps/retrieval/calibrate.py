@@ -29,24 +29,15 @@ from demo_sdtps.evaluation.distances import (
 from demo_sdtps.evaluation.extraction import extract_features, missing_cases
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.modeling.checkpoints.loading import stored_config, weights_file
-from demo_sdtps.retrieval.calibration import (
-    FEWEST,
-    Pairs,
-    calibration_file,
-    calibration_settings,
-    fit,
-    quality,
-    threshold_rate,
-)
+from demo_sdtps.retrieval import calibration
 from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import check_output_file, sha256, write_json
 from demo_sdtps.runtime.progress import progress
 
-LEAST = round(
-    FEWEST / max(FALSE_ACCEPT_RATES)
-)  # pairs of different identities, for the coarsest threshold
+# pairs of different identities, for the coarsest threshold
+LEAST = round(calibration.FEWEST / max(FALSE_ACCEPT_RATES))
 MOST = 1000  # triplets whose pairs are compared
 
 
@@ -60,13 +51,7 @@ class Block(NamedTuple):
     identities: tuple[np.ndarray, np.ndarray]
     cameras: tuple[np.ndarray, np.ndarray]
 
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether both sets are the same."""
-        one, other = self.sets.split(", ")
-        return one == other
-
-    def pairs(self, rows: Any = slice(None), columns: Any = slice(None)) -> Pairs:
+    def pairs(self, rows: Any = slice(None), columns: Any = slice(None)) -> calibration.Pairs:
         """The pairs of some rows and columns, as masks: those of one identity by different cameras, and of different ones."""
         is_same, is_same_camera = (
             one[rows][:, None] == other[columns] for one, other in (self.identities, self.cameras)
@@ -88,13 +73,10 @@ def thin_out(samples: Sequence[Sample]) -> list[Sample]:
 def labelled_distances(cfg: CfgNode, reid: Extractor, chosen: Sequence[Sample]) -> Iterator[Block]:
     """The distances of samples, by return pattern and pair of sets of modalities; each triplet is taken as of every set that it
     has images of, and by its camera as a search takes it: one of the training by its name, any other as their mean. In place of
-    the cameras are the scenes where the protocol excludes by these, and different numbers where all triplets are by one
-    camera."""
+    the cameras are the scenes where the protocol excludes by these, or numbers where all triplets are by one camera."""
     model = reid.model
-    identities, cameras = (
-        np.array([getattr(sample, name) for sample in chosen])
-        for name in ("identity", exclude_key(cfg))
-    )
+    names = ("identity", exclude_key(cfg))
+    identities, cameras = (np.array([getattr(one, name) for one in chosen]) for name in names)
     if (cameras == cameras[0]).all():
         cameras = np.arange(len(chosen))
     numbers = reid.camera_numbers([sample.camera_name or None for sample in chosen], len(chosen))
@@ -111,29 +93,23 @@ def labelled_distances(cfg: CfgNode, reid: Extractor, chosen: Sequence[Sample]) 
     ordered = sorted(groups, key=lambda each: encode_present(modality_mask(each)))
     for pattern in progress(extracted[0], "comparing", unit="return pattern"):
         comparison = make_comparison(cfg, pattern)
-        sides = {
-            each: (
-                F.normalize(features[pattern][rows]),
-                np.tile(modality_mask(each), (len(rows), 1)),
-            )
-            for each, (rows, features) in groups.items()
-        }
+        sides = {}
+        for each, (rows, patterns) in groups.items():
+            tiled = np.tile(modality_mask(each), (len(rows), 1))
+            sides[each] = F.normalize(patterns[pattern][rows]), tiled
         for one, other in combinations_with_replacement(ordered, 2):
             if comparison.is_defined(one, other):
+                name = f"{set_name(one)}, {set_name(other)}"
+                distances = set_distances(comparison, sides[one], sides[other]).numpy()
                 rows, columns = groups[one][0], groups[other][0]
-                yield Block(
-                    pattern,
-                    f"{set_name(one)}, {set_name(other)}",
-                    set_distances(comparison, sides[one], sides[other]).numpy(),
-                    (identities[rows], identities[columns]),
-                    (cameras[rows], cameras[columns]),
-                )
+                labels = ((each[rows], each[columns]) for each in (identities, cameras))
+                yield Block(pattern, name, distances, *labels)
 
 
 def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Fit all return patterns, write the calibration beside the checkpoint, and with --test measure it on the test split."""
     weights, split = weights_file(cfg.TEST.WEIGHT), arguments.split
-    path = calibration_file(weights)
+    path = calibration.calibration_file(weights)
     check_output_file(path, ".json", arguments.overwrite)
     check_split(cfg, split)
     if split != VALIDATION:
@@ -146,24 +122,25 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     scarce: dict[str, str] = {}
     for block in labelled_distances(cfg, reid, chosen):
         pairs = block.pairs()
-        # of equal sets every pair is there twice
-        copies = 2 if block.is_symmetric else 1
+        copies = (
+            1 if len({*block.sets.split(", ")}) > 1 else 2
+        )  # of equal sets every pair is there twice
         same, different = (len(each) // copies for each in pairs)
-        if same >= FEWEST and different >= LEAST:
-            patterns[str(block.pattern)][block.sets] = fit(pairs, copies)
+        if same >= calibration.FEWEST and different >= LEAST:
+            patterns[str(block.pattern)][block.sets] = calibration.fit(pairs, copies)
         else:
             scarce[block.sets] = (
                 f"{block.sets} has {same} pairs of one identity by different cameras and {different} of different ones"
             )
-    needed = f"{FEWEST} and {LEAST} are needed"
+    needed = f"{calibration.FEWEST} and {LEAST} are needed"
     if not patterns:
-        listed = "; ".join(scarce.values())
         raise UserError(
-            f"The {split} split has too few pairs of triplets, {needed}: {listed}; give more images."
+            f"The {split} split has too few pairs of triplets, {needed}: {'; '.join(scarce.values())}; give more images."
         )
     counts = {"triplets": len(chosen), "identities": len({one.identity for one in chosen})}
     about = {"data_set": cfg.DATASETS.NAMES, "split": split, **counts}
-    record = {"checkpoint_sha256": sha256(weights), "settings": calibration_settings(cfg), **about}
+    settings = calibration.calibration_settings(cfg)
+    record = {"checkpoint_sha256": sha256(weights), "settings": settings, **about}
     record["patterns"] = patterns
     if arguments.test:
         record["test"] = defaultdict(dict)
@@ -171,16 +148,14 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         for block in labelled_distances(cfg, reid, thin_out(distinct)):
             pairs, fitted = block.pairs(), patterns[str(block.pattern)].get(block.sets, {})
             if fitted and all(map(len, pairs)):
-                record["test"][str(block.pattern)][block.sets] = quality(fitted, pairs)
+                record["test"][str(block.pattern)][block.sets] = calibration.quality(fitted, pairs)
     write_json(path, record)
-    without = [f"No probability, no threshold: {text}, but {needed}." for text in scarce.values()]
-    if nowhere := [
-        m for m in reid.model.modalities if not any(m in one.modalities for one in chosen)
-    ]:
-        without.append(
-            f"No probability, no threshold: sets with {', '.join(nowhere)}, of which there is no image."
-        )
-    print_lines(*summary(record, str(cfg.TEST.RETURN_PATTERN)), *without, path)
+    without = [f"{text}, but {needed}" for text in scarce.values()]
+    if nowhere := {*reid.model.modalities}.difference(*(one.modalities for one in chosen)):
+        names = ", ".join(name for name in reid.model.modalities if name in nowhere)
+        without.append(f"sets with {names}, of which there is no image")
+    lines = (f"No probability, no threshold: {text}." for text in without)
+    print_lines(*summary(record, str(cfg.TEST.RETURN_PATTERN)), *lines, path)
 
 
 def check_split(cfg: CfgNode, split: str) -> None:
@@ -212,7 +187,7 @@ def summary(record: Mapping[str, Any], pattern: str) -> list[str]:
     titles += ["error", "false", "true"] if tests else []
     rows = [titles]
     for name, values in fits.items():
-        rate = threshold_rate(values, FALSE_ACCEPT)
+        rate = calibration.threshold_rate(values, FALSE_ACCEPT)
         coarser = f" ({rate:.0%})" if rate != FALSE_ACCEPT else ""
         cells = [name, f"{values['same']:,}", f"{values['different']:,}"]
         cells.append(f"{values['limits'][str(rate)]:.3f}{coarser}")

@@ -45,26 +45,20 @@ class Calibration:
         self, distances: np.ndarray, one: np.ndarray, other: np.ndarray, rate: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Of distances of triplets of the sets `one` and `other` (…, 3) bool: the probability that both are of the same
-        identity, where pairs of one are as frequent as in the fit, and whether the distance is beyond that of `limits`; nan
+        identity, where pairs of one are as frequent as in the fit, and whether the distance is beyond the one that the share
+        `rate` of the pairs of different identities is within, or the next coarser share that there are pairs enough for; nan
         and False for sets without a fit."""
         distances = distances.astype(np.float64)
         probability = np.full_like(distances, np.nan)
-        is_far, limits = np.zeros(distances.shape, bool), self.limits(rate)
+        is_far = np.zeros(distances.shape, bool)
         for sets, values in self.fits.items():
             first, second = map(modality_mask, sets)
             place = (one == first).all(-1) & (other == second).all(-1)
             place = np.broadcast_to(place, distances.shape)
             probability[place] = expit(values["offset"] - values["slope"] * distances[place])
-            is_far[place] = distances[place] > limits[sets]
+            limit = values["limits"].get(str(threshold_rate(values, rate)), np.inf)
+            is_far[place] = distances[place] > limit
         return probability, is_far
-
-    def limits(self, rate: float) -> dict[tuple[frozenset[str], frozenset[str]], float]:
-        """By two sets the distance that the share `rate` of the pairs of different identities is within, or the next coarser
-        share that there are pairs enough for."""
-        return {
-            sets: values["limits"].get(str(threshold_rate(values, rate)), np.inf)
-            for sets, values in self.fits.items()
-        }
 
     def coarser(self, rate: float) -> list[str]:
         """A line on the sets whose threshold is a coarser one than that for `rate`, if any."""
@@ -73,11 +67,9 @@ class Calibration:
             if (used := threshold_rate(values, rate)) not in (rate, None):
                 name = " and ".join(sorted({set_name(one), set_name(other)}))
                 rates.setdefault(name, set()).add(used)
-        texts = (f"{name} ({max(used):.0%})" for name, used in sorted(rates.items()))
-        listed = ", ".join(texts)
-        return [f"Thresholds coarser than {rate:g}, by too few labelled pairs: {listed}"] * bool(
-            listed
-        )
+        listed = ", ".join(f"{name} ({max(used):.0%})" for name, used in sorted(rates.items()))
+        text = f"Thresholds coarser than {rate:g}, by too few labelled pairs: {listed}"
+        return [text] if listed else []
 
     def scales(self) -> dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]]:
         """By two sets the distance of probability ½, and that in which the odds fall by e; none for sets without a fit.
@@ -90,11 +82,8 @@ class Calibration:
 
     def check_rate(self, rate: float) -> None:
         """Raise `UserError` for a rate, other than the default, that no fit has."""
-        known = [
-            one
-            for one in FALSE_ACCEPT_RATES
-            if any(str(one) in values["limits"] for values in self.fits.values())
-        ]
+        limits = set().union(*(values["limits"] for values in self.fits.values()))
+        known = [one for one in FALSE_ACCEPT_RATES if str(one) in limits]
         if rate not in (*known, FALSE_ACCEPT):
             raise UserError(
                 f"A false acceptance of {rate} is none of this calibration ({', '.join(f'{one:g}' for one in known)}); give "
@@ -115,9 +104,8 @@ def fit(pairs: Pairs, copies: int = 1) -> dict[str, Any]:
     distances = np.concatenate(pairs).astype(np.float64)
     scale = float(distances.std()) or 1.0
     distances /= scale
-    targets = np.repeat(
-        [(len(same) + 1) / (len(same) + 2), 1 / (len(different) + 2)], [len(same), len(different)]
-    )
+    sizes = len(same), len(different)
+    targets = np.repeat([(sizes[0] + 1) / (sizes[0] + 2), 1 / (sizes[1] + 2)], sizes)
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         logits = parameters[1] - parameters[0] * distances
@@ -127,11 +115,8 @@ def fit(pairs: Pairs, copies: int = 1) -> dict[str, Any]:
 
     bounds, options = [(0, None), (None, None)], {"ftol": 1e-14, "gtol": 1e-9}
     slope, offset = minimize(loss, [1.0, 0.0], jac=True, bounds=bounds, options=options).x.tolist()
-    limits = {
-        str(rate): float(np.quantile(different, rate))
-        for rate in FALSE_ACCEPT_RATES
-        if rate * counts["different"] >= FEWEST
-    }
+    rates = (rate for rate in FALSE_ACCEPT_RATES if rate * counts["different"] >= FEWEST)
+    limits = {str(rate): float(np.quantile(different, rate)) for rate in rates}
     return {"slope": slope / scale, "offset": offset, "limits": limits, **counts}
 
 
@@ -162,10 +147,8 @@ def stored_calibration(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return checkpoint.origin.get("calibration")
     record = read_json(path, CALIBRATION, {}, "run demo-sdtps calibrate again, or remove it")
     if record["checkpoint_sha256"] != sha256(checkpoint.path):
-        logger.warning(
-            "%s is of other weights, and is not used; run demo-sdtps calibrate again with --overwrite.",
-            path,
-        )
+        advice = "run demo-sdtps calibrate again with --overwrite"
+        logger.warning("%s is of other weights, and is not used; %s.", path, advice)
         return None
     return {name: record[name] for name in CALIBRATION}
 
@@ -183,5 +166,4 @@ def make_calibrations(record: Mapping[str, Any] | None, cfg: CfgNode) -> dict[in
 
 def calibration_settings(cfg: CfgNode) -> dict[str, Any]:
     """The configuration keys that a calibration depends on."""
-    how = "TEST.CROSS_MODAL_DISTANCE"
-    return {**model_keys(cfg), how: cfg.TEST.CROSS_MODAL_DISTANCE}
+    return {**model_keys(cfg), "TEST.CROSS_MODAL_DISTANCE": cfg.TEST.CROSS_MODAL_DISTANCE}

@@ -23,8 +23,7 @@ from demo_sdtps.evaluation.extraction import Model, extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.exported import ExportedModel
-from demo_sdtps.retrieval.columns import CHECK, LABEL_CHECK, make_rows, table_schema
-from demo_sdtps.retrieval.engine import check_place
+from demo_sdtps.retrieval.engine import CHECK, LABEL_CHECK, check_place, make_rows, table_schema
 from demo_sdtps.retrieval.features import encode_present
 from demo_sdtps.retrieval.origin import check_origin, describe_features
 from demo_sdtps.retrieval.ranking import LABELS
@@ -34,8 +33,7 @@ from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
 from demo_sdtps.runtime.progress import progress
 
-ROW_GROUP = 8192
-"""Rows of Parquet or of a table that are in memory at a time."""
+ROW_GROUP = 8192  # rows of Parquet or of a table that are in memory at a time
 ADVICE = "choose another place, or pass --overwrite"
 
 COLUMNS = {
@@ -181,9 +179,7 @@ def write_parquet(
     """Write each group as a row group, with `facts` as metadata; two of them are columns too."""
     from pyarrow import parquet
 
-    texts = {
-        key: fact if isinstance(fact, str) else json.dumps(fact) for key, fact in facts.items()
-    }
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
     with ExitStack() as stack:
         temporary, writer = stack.enter_context(atomic_write(path)), None
         for rows, samples, features in groups:

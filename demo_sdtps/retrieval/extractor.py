@@ -23,13 +23,7 @@ from demo_sdtps.datasets.loaders import make_decoder, test_loader
 from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoints.loading import (
-    SAVED,
-    SAVED_FORM,
-    Checkpoint,
-    load_weights,
-    read_checkpoint,
-)
+from demo_sdtps.modeling.checkpoints import loading
 from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import Reid
@@ -42,30 +36,21 @@ FEW = 256  # triplets up to which no loading processes are started
 
 def make_extractor(cfg: CfgNode) -> "Extractor":
     """An `Extractor` with the weights of TEST.WEIGHT."""
-    checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
+    checkpoint = loading.read_checkpoint(cfg.TEST.WEIGHT)
     settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
-    origin = _origin(checkpoint)
-    extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
-    check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
-    load_weights(extractor.model, checkpoint, cfg)
-    extractor.weights = cfg.TEST.WEIGHT
-    return extractor
-
-
-def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Where a model comes from, for its card: the checkpoint's ORIGIN and, where it lies beside its run's files, the commit and
-    the record of the evaluation after its epoch."""
+    # for the model card; where it lies beside its run's files, the commit and the record of the evaluation after its epoch
     folder = checkpoint.path.parent
     records = tables.evaluated_records(tables.read_records(folder))
     metrics = {record["epoch"]: record["patterns"] for record in records}
     run = tables.read_run(folder)
     commit = run.get("commit") and run["commit"] + (", changed" if run.get("changed") else "")
-    return {
-        "commit": commit,
-        "metrics": metrics.get(checkpoint.origin.get("epoch")),
-        **checkpoint.origin,
-        "calibration": stored_calibration(checkpoint),
-    }
+    origin = {"commit": commit, "metrics": metrics.get(checkpoint.origin.get("epoch"))}
+    origin |= {**checkpoint.origin, "calibration": stored_calibration(checkpoint)}
+    extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
+    check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
+    loading.load_weights(extractor.model, checkpoint, cfg)
+    extractor.weights = cfg.TEST.WEIGHT
+    return extractor
 
 
 class Extractor(
@@ -95,7 +80,7 @@ class Extractor(
         super().__init__()
         arguments = {"settings": settings, "num_class": num_class, "camera_num": camera_num}
         # `from_pretrained` passes what config.json has
-        if not (settings and has_form({**arguments, "origin": origin}, SAVED_FORM)):
+        if not (settings and has_form({**arguments, "origin": origin}, loading.SAVED_FORM)):
             raise UserError(
                 "There is no configuration of the model; give a folder or a repository that save_pretrained or "
                 "push_to_hub has written, with its config.json."
@@ -151,18 +136,15 @@ class Extractor(
         )
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        file = save_directory / SAVED
+        file = save_directory / loading.SAVED
         save_model(self, str(file), metadata={SEAL: UNSEALED})
         seal(file)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """README.md of `save_pretrained`: data set, configuration and, where they are known, metrics and commit."""
         default = flatten(get_cfg())
-        settings = [
-            f"{name}: {value}"
-            for name, value in flatten(self.cfg).items()
-            if name not in UNSHARED and value != default[name]
-        ]
+        values = flatten(self.cfg).items()
+        changed = {k: v for k, v in values if k not in UNSHARED and v != default[k]}
         metrics = {
             pattern: {
                 name: row[name] for name in tables.MEASURES if name in row
@@ -174,7 +156,7 @@ class Extractor(
             "images": images,
             "identities": self.model.num_class,
             "model": repr(self).rpartition(", on ")[0],
-            "settings": "\n".join(settings),
+            "settings": "\n".join(f"{name}: {value}" for name, value in changed.items()),
             "metrics": metrics and tables.reid_table(metrics),
         }
         return super().generate_model_card(*args, **about | kwargs)

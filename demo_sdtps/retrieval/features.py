@@ -73,10 +73,8 @@ class Features(np.ndarray):
     _stated: tuple[np.ndarray, np.ndarray] | None = None  # checksums of rows, and their `present`
 
     def __new__(cls, values: np.ndarray, present: np.ndarray) -> "Features":
-        features, codes = (
-            np.array(as_array(values), np.float32).view(cls),
-            as_array(present, "The codes"),
-        )
+        features = np.array(as_array(values), np.float32).view(cls)
+        codes = as_array(present, "The codes")
         if features.ndim != 2 or codes.shape != features.shape[:1]:
             raise UserError(
                 f"The features have the shape {features.shape}, and what is present in them {codes.shape}; give "

@@ -14,18 +14,11 @@ import numpy as np
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import verify
-from demo_sdtps.retrieval.columns import INTERNAL, make_rows, table_schema
-from demo_sdtps.retrieval.engine import check_place
+from demo_sdtps.retrieval.engine import INTERNAL, check_place, make_rows, table_schema
 from demo_sdtps.retrieval.origin import check_origin
 from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.retrieval.table import BATCH, Table, create_table, open_table
-from demo_sdtps.runtime.distributed import (
-    all_gather_object,
-    broadcast_from_main,
-    is_main,
-    rank,
-    world_size,
-)
+from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.progress import progress
 
 if TYPE_CHECKING:
@@ -37,8 +30,7 @@ COLUMNS = ("name", *map(str.lower, MODALITIES), "stamps", "present")
 NUMBERS = {"int64": r"-?(0|[1-9]\d{0,17})", "float64": r"-?(0|[1-9]\d{0,9})(\.\d{1,5})?"}
 """Arrow's types of labels, by what all of a column's texts are, which keep 18 and 15 digits apart; others stay texts."""
 
-Extract = Callable[[Sequence[Triplet]], np.ndarray]
-"""Features (n, D) float32 of triplets."""
+Extract = Callable[[Sequence[Triplet]], np.ndarray]  # features (n, D) float32 of triplets
 
 
 class Changes(NamedTuple):
@@ -58,9 +50,7 @@ class Index:
     facts: Mapping[str, Any]
     table: Table | None = None
 
-    def texts(
-        self, triplets: Sequence[Triplet], labels: Iterable[str]
-    ) -> dict[str, "pa.StringArray"]:
+    def texts(self, triplets: Iterable[Triplet], labels: Iterable[str]) -> dict[str, Any]:
         """The columns of triplets as texts, paths relative to the folder."""
         import pyarrow as pa
 
@@ -94,9 +84,9 @@ def open_index(place: str | Path, gallery: Path, origin: Mapping[str, Any], rebu
     one of several processes looks at it."""
     here, folder = str(gallery.resolve()), gallery if gallery.is_dir() else gallery.parent
     index = Index(str(place), folder, {**origin, "gallery": here})
-    if is_main() and rebuild:
+    if distributed.is_main() and rebuild:
         check_place(place)
-    elif is_main() and (table := open_table(place, REBUILD)):
+    elif distributed.is_main() and (table := open_table(place, REBUILD)):
         check_origin(table.place, table.facts, origin, REBUILD)
         other = table.facts.get("gallery")
         # where its folder is gone, it has moved
@@ -117,31 +107,29 @@ def update(
     """Bring an index up to date with its gallery. New and changed triplets are extracted as `check` returns them; those that it
     leaves images out of count as changed again the next time. Each process writes its part of a `BATCH` at once, so that an
     interrupted update continues there."""
-    changes, outdated = broadcast_from_main(lambda: _begin_update(index, triplets, width))
+    changes, outdated = distributed.broadcast_from_main(lambda: _begin(index, triplets, width))
     table = index.table or open_table(index.place, REBUILD)  # which the main process has made
     assert table
     index.table = table
     with progress(total=len(outdated), desc="indexing", unit="triplet") as bar:
-        for start in range(0, len(outdated), BATCH * world_size()):
-            rows = outdated[start : start + BATCH * world_size()]
+        for start in range(0, len(outdated), BATCH * distributed.world_size()):
+            rows = outdated[start : start + BATCH * distributed.world_size()]
             chunk = check([triplets[row] for row in rows])
-            each = -(-len(chunk) // world_size())
-            share = chunk[rank() * each : (rank() + 1) * each]
+            each = -(-len(chunk) // distributed.world_size())
+            share = chunk[distributed.rank() * each : (distributed.rank() + 1) * each]
             # stamps are those before the images are read
             columns = index.texts(share, table.labels[len(COLUMNS) :])
             features = extract(share)
             if share:
                 table.put(columns, features)
             bar.update(len(rows))
-    all_gather_object(None)  # all have written
-    if is_main() and any(changes):
+    distributed.all_gather_object(None)  # all have written
+    if distributed.is_main() and any(changes):
         table.tidy()
     return changes
 
 
-def _begin_update(
-    index: Index, triplets: Sequence[Triplet], width: int
-) -> tuple[Changes, list[int]]:
+def _begin(index: Index, triplets: Sequence[Triplet], width: int) -> tuple[Changes, list[int]]:
     """Make the table where there is none, and drop from it the triplets that have changed or are gone; → the changes, and the
     rows to extract. Where labels of others differ, the table is written anew, with the features that it has."""
     import pyarrow as pa
@@ -153,11 +141,8 @@ def _begin_update(
             raise UserError(
                 f"The gallery's images have a label {label!r}, which the index has a column of its own for; rename it."
             )
-    watched = progress(triplets, "looking for changes", unit="triplet")
-    texts = index.texts(watched, labels)
-    types = {
-        name: pa.string() if name in COLUMNS else label_type(text) for name, text in texts.items()
-    }
+    texts = index.texts(progress(triplets, "looking for changes", unit="triplet"), labels)
+    types = {name: pa.string() for name in COLUMNS} | {n: label_type(texts[n]) for n in labels}
     schema = table_schema(types, width)
     if index.table is None:
         index.table = create_table(index.place, index.facts, schema, REBUILD)
@@ -171,19 +156,13 @@ def _begin_update(
     if wanted.equals(stored.columns.take(rows)):
         table.delete(stored.names(gone).tolist())
     else:
-        batches = (
-            make_rows(
-                schema,
-                wanted[start : start + BATCH].to_pydict(),
-                stored.features.take(rows[start : start + BATCH]),
-            )
-            for start in range(0, len(rows), BATCH)
-        )
+        spans = (slice(start, start + BATCH) for start in range(0, len(rows), BATCH))
+        taken = stored.features.take
+        batches = (make_rows(schema, wanted[s].to_pydict(), taken(rows[s])) for s in spans)
         index.table = create_table(index.place, table.facts, schema, REBUILD, batches)
     outdated = np.flatnonzero(~np.asarray(is_kept)).tolist()
-    new = place.null_count
-    changed = len(outdated) - new
-    return Changes(new, changed, len(gone) - changed), outdated
+    changed = len(outdated) - place.null_count
+    return Changes(place.null_count, changed, len(gone) - changed), outdated
 
 
 def label_type(column: "pa.StringArray") -> "pa.DataType":

@@ -6,8 +6,9 @@ lie, and are in the order of the gallery's `ranks`.
 """
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,28 +17,122 @@ import numpy as np
 import torch
 
 from demo_sdtps.config.common import FALSE_ACCEPT
-from demo_sdtps.evaluation.distances import (
-    Comparison,
-    Side,
-    check_finite,
-    cohort_scales,
-    set_name,
-)
+from demo_sdtps.evaluation.distances import Comparison, Side, check_finite, cohort_scales, set_name
 from demo_sdtps.evaluation.reranking import rerank
-from demo_sdtps.retrieval.blocks import FeatureBlocks, Gallery
 from demo_sdtps.retrieval.features import Hits, Nearest
 from demo_sdtps.runtime.progress import progress
 
 if TYPE_CHECKING:
     from demo_sdtps.retrieval.calibration import Calibration
 
+READ_ELEMENTS = 1 << 21  # numbers of features in memory at a time, 4 bytes each
+
+Take = Callable[[np.ndarray], np.ndarray]
+Block = tuple[np.ndarray, np.ndarray]  # indices (m,) of rows, and their features (m, D)
+
+
+class FeatureBlocks:
+    """Features (n, D) float32 that are read when they are asked for, by `scan` all, in any order, and by `take` those of some
+    rows. `rows` (n,) are their ascending indices, which those of a `view` keep; `name` is that of a view. Rows at one distance
+    are in the order of `ranks` (n,), by default that of the rows."""
+
+    def __init__(
+        self,
+        count: int,
+        width: int,
+        scan: Callable[[], Iterator[Block]],
+        take: Take,
+        ranks: np.ndarray | None = None,
+    ):
+        self.rows, self.width, self.name = np.arange(count), width, ""
+        self.ranks = self.rows if ranks is None else ranks
+        self._count, self._scan, self._take = count, scan, take
+
+    def view(
+        self, rows: slice | np.ndarray, columns: Callable[[torch.Tensor], torch.Tensor], name: str
+    ) -> "FeatureBlocks":
+        """The features of some rows, by ascending indices (m,) or a slice, in the columns (m, d) that `columns` makes."""
+
+        def convert(features: np.ndarray) -> np.ndarray:
+            return columns(torch.from_numpy(features)).numpy()
+
+        view = copy(self)
+        view.name, view.rows = name, self.rows[rows]
+        view.width = columns(torch.empty(0, self.width)).shape[1]
+        view._scan = lambda: ((places, convert(block)) for places, block in self._scan())
+        view._take = lambda places: convert(self._take(places))
+        return view
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def blocks(self, title: str) -> Iterator[Block]:
+        """All features, with a progress bar. A small share of the rows is taken alone."""
+        step = max(1, READ_ELEMENTS // self.width)
+        with progress(total=len(self), desc=title, unit="row") as bar:
+            if 8 * len(self) < self._count:
+                for start in range(0, len(self), step):
+                    rows = self.rows[start : start + step]
+                    yield rows, self.take(rows)
+                    bar.update(len(rows))
+                return
+            is_chosen = np.zeros(self._count, bool)
+            is_chosen[self.rows] = True
+            for rows, block in self._scan():
+                chosen = is_chosen[rows]
+                if not chosen.all():
+                    rows, block = rows[chosen], block[chosen]
+                if len(rows):
+                    yield rows, block
+                bar.update(len(rows))
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Features (m, D) of the rows of ascending indices (m,)."""
+        step = max(1, READ_ELEMENTS // self.width)
+        features = np.empty((len(rows), self.width), np.float32)
+        for start in range(0, len(rows), step):
+            features[start : start + step] = self._take(rows[start : start + step])
+        return features
+
+
+def normalise_rows(features: np.ndarray) -> np.ndarray:
+    """Features (n, D) float32 of length 1, as by F.normalize."""
+    return torch.nn.functional.normalize(torch.from_numpy(features)).numpy()
+
+
+def array_blocks(features: np.ndarray, ranks: np.ndarray | None = None) -> FeatureBlocks:
+    """Features (n, D) in memory as blocks."""
+    step = max(1, READ_ELEMENTS // features.shape[1])
+
+    def scan() -> Iterator[Block]:
+        for rows in np.split(np.arange(len(features)), range(step, len(features), step)):
+            yield rows, features[rows[0] : rows[-1] + 1]
+
+    count, width = features.shape
+    return FeatureBlocks(count, width, scan, features.__getitem__, ranks)
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Features of n triplets, and which of MODALITIES are `present` in each, (n, 3) bool."""
+
+    features: FeatureBlocks
+    present: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def take(self, rows: np.ndarray) -> torch.Tensor:
+        """The features (m, D) float32 of the rows of ascending indices (m,)."""
+        return torch.from_numpy(self.features.take(rows))
+
+
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 5e-6  # of (|q| + |g|)², by which a product in float32 may be wrong
 FLAT_QUERIES = 1024  # that are compared with a block at a time
 NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
-Search = Callable[[np.ndarray, FeatureBlocks, int], Nearest]
-"""`nearest`, or one like it."""
+Search = Callable[[np.ndarray, FeatureBlocks, int], Nearest]  # `nearest`, or one like it
 
 
 def search_sets(
@@ -50,11 +145,9 @@ def search_sets(
     rate: float = FALSE_ACCEPT,
 ) -> Hits:
     """The `top` nearest for each query, one list of all sets of modalities, filled up by row -1 where fewer have a distance.
-
     Each set of the queries is compared with each one of the gallery by `search`, in the columns of both. Where the gallery's
     differ, hits are ordered by scaled distances (`cohort_scales`), their `scores`; with a calibration those that are unknown at
-    a rate of false acceptance come last.
-    """
+    a rate of false acceptance come last."""
     queries, present = query
     check_finite(queries, "features of queries")
     shape = len(queries), top
@@ -87,7 +180,7 @@ def search_sets(
             sets = present[places][:, None], gallery.present[values[0]]
             values += calibration.judge(values[1], *sets, rate)
             first = known_first(first, values[-1])
-        order = _order(first, gallery.features.ranks[values[0]], top)
+        order = np.lexsort((gallery.features.ranks[values[0]], first))[:, :top]
         for column, value in zip(columns, values, strict=True):
             column[places, : order.shape[1]] = np.take_along_axis(value, order, axis=1)
     return hits
@@ -101,51 +194,36 @@ def known_first(scores: np.ndarray, is_unknown: np.ndarray) -> np.ndarray:
 
 
 def nearest(
-    queries: np.ndarray, gallery: FeatureBlocks, top: int, count: int | None = None
-) -> Nearest:
-    """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n, by comparison with all of it.
-
-    Products of matrices find `count` candidates; they are enough where the last of them is beyond the last hit by more than
-    their rounding, and more are asked for otherwise, so ties at the last rank are decided by `ranks` too.
-    """
-    count = min(count or max(2 * top, top + SPARE), len(gallery))
-    least, rows = _flat(queries, gallery, count)
-    hits = _order_hits(rows, distances(queries, gallery, rows), gallery, top)
-    is_short = (least <= hits.distances[:, -1]) & (count < len(gallery))
-    return _search_again(hits, is_short, queries, gallery, 2 * count)
-
-
-def among(queries: np.ndarray, gallery: FeatureBlocks, top: int, rows: np.ndarray) -> Nearest:
-    """`nearest` of candidate rows (Q, count ≥ top) int64, -1 for none. Queries with fewer than `top` candidates are compared
-    with the whole gallery."""
-    hits = _order_hits(rows, distances(queries, gallery, rows), gallery, top)
-    return _search_again(hits, hits.rows[:, -1] < 0, queries, gallery)
-
-
-def _search_again(
-    hits: Nearest,
-    is_short: np.ndarray,
     queries: np.ndarray,
     gallery: FeatureBlocks,
-    count: int | None = None,
+    top: int,
+    rows: np.ndarray | None = None,
+    count: int = 0,
 ) -> Nearest:
-    """Hits, of which some are those of `nearest` by so many candidates."""
+    """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n: of the candidates `rows` (Q, count ≥ top) int64, -1
+    for none, or of all, as of all for a query with fewer than `top` candidates. Products of matrices find `count` of all; they
+    are enough where the last of them is beyond the last hit by more than their rounding, and more are asked for otherwise, so
+    ties at the last rank are decided by `ranks` too."""
+    least = np.full(len(queries), np.inf)
+    if rows is None:
+        count = min(count or max(2 * top, top + SPARE), len(gallery))
+        least, rows = _flat(queries, gallery, count)
+    hits = _order_hits(rows, distances(queries, gallery, rows), gallery, top)
+    is_short = (least <= hits.distances[:, -1]) & (count < len(gallery))
     if is_short.any():
-        others = nearest(queries[is_short], gallery, hits.rows.shape[1], count)
+        others = nearest(queries[is_short], gallery, top, count=2 * count)
         for column, values in zip(hits, others, strict=True):
             column[is_short] = values
     return hits
 
 
-def rerank_hits(
-    comparison: Comparison, query: Side, gallery: Gallery, hits: Nearest, top: int
-) -> Nearest:
+def rerank_hits(how: Comparison, query: Side, gallery: Gallery, hits: Nearest, top: int) -> Nearest:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
     refined = np.full(hits.rows.shape, np.inf, np.float32)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
         order = rows.argsort()[np.count_nonzero(rows < 0) :]
         one = query[0][number : number + 1], query[1][number : number + 1]
-        refined[number, order] = _reranked(comparison, one, gallery, rows[order])[0]
+        refined[number, order] = _reranked(how, one, gallery, rows[order])[0]
     return _order_hits(hits.rows, refined, gallery.features, top)
 
 
@@ -156,11 +234,8 @@ def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) 
     return _order_hits(np.broadcast_to(rows, matrix.shape), matrix, gallery.features, top)
 
 
-def _reranked(
-    comparison: Comparison, query: Side, gallery: Gallery, rows: np.ndarray
-) -> np.ndarray:
-    side = gallery.take(rows), gallery.present[rows]
-    return rerank(comparison, query, side).values.numpy()
+def _reranked(how: Comparison, query: Side, gallery: Gallery, rows: np.ndarray) -> np.ndarray:
+    return rerank(how, query, (gallery.take(rows), gallery.present[rows])).values.numpy()
 
 
 def distances(queries: np.ndarray, gallery: FeatureBlocks, rows: np.ndarray) -> np.ndarray:
@@ -176,10 +251,7 @@ def distances(queries: np.ndarray, gallery: FeatureBlocks, rows: np.ndarray) -> 
 
 
 def write_csv(
-    path: Path,
-    queries: Sequence[str],
-    hits: Iterable[Iterable[tuple]],
-    columns: Sequence[str] = (),
+    path: Path, queries: Sequence[str], hits: Iterable[Iterable[tuple]], columns: Sequence[str] = ()
 ) -> None:
     """Write a line for each hit, by query and rank from 1, given the files of queries, and of hits with their distances and
     the values of further `columns`."""
@@ -188,15 +260,12 @@ def write_csv(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("query", "rank", "gallery", "distance", *columns))
         for query, line in zip(queries, hits, strict=True):
-            writer.writerows(
-                (query, rank, hit, f"{distance:.6f}", *more)
-                for rank, (hit, distance, *more) in enumerate(line, start=1)
-            )
+            for rank, (hit, distance, *more) in enumerate(line, start=1):
+                writer.writerow((query, rank, hit, f"{distance:.6f}", *more))
 
 
 def _flat(queries: np.ndarray, gallery: FeatureBlocks, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows (Q, count) of the smallest distances by products in float32; before them what the true distances of all other
-    rows are beyond, (Q,)."""
+    """The rows (Q, count) of the smallest distances by products in float32; before them a bound of the others' (Q,)."""
     sides = torch.from_numpy(queries).split(FLAT_QUERIES)
     values = [side.new_full((len(side), count), torch.inf) for side in sides]
     places = [torch.full((len(side), count), -1) for side in sides]
@@ -221,10 +290,5 @@ def _flat(queries: np.ndarray, gallery: FeatureBlocks, count: int) -> tuple[np.n
 
 def _order_hits(rows: np.ndarray, values: np.ndarray, gallery: FeatureBlocks, top: int) -> Nearest:
     """The `top` first of each line of candidates (Q, count ≥ top), by their distances `values`."""
-    order = _order(values, gallery.ranks[rows], top)
+    order = np.lexsort((gallery.ranks[rows], values))[:, :top]
     return Nearest(*(np.take_along_axis(column, order, axis=1) for column in (rows, values)))
-
-
-def _order(values: np.ndarray, ranks: np.ndarray, top: int) -> np.ndarray:
-    """Where the `top` first of each line (Q, count) are, by `values`, and equal ones by `ranks`."""
-    return np.lexsort((ranks, values))[:, :top]

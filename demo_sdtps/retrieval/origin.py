@@ -14,8 +14,7 @@ from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.runtime.device import choose_device, choose_precision
 from demo_sdtps.runtime.files import sha256
 
-RECORDED = ("checkpoint", "data_set", "gallery")
-"""What is recorded of stored features beside what they depend on."""
+RECORDED = ("checkpoint", "data_set", "gallery")  # beside what features depend on
 
 
 def describe_features(cfg: CfgNode, pattern: int) -> dict[str, Any]:
@@ -38,14 +37,10 @@ def describe_features(cfg: CfgNode, pattern: int) -> dict[str, Any]:
 def check_origin(
     place: str, facts: Mapping[str, Any], origin: Mapping[str, Any], advice: str
 ) -> None:
-    """Raise `UserError` where stored features, by the recorded `facts`, depend on something else than `origin`, naming the
-    first difference."""
-    was, now = (
-        {**source, **source.get("configuration", {}), "configuration": None}
-        for source in (facts, origin)
-    )
+    """Raise `UserError` where stored features, by the recorded `facts`, depend on something else than `origin`."""
+    was, now = ({**each, **each.get("configuration", {})} for each in (facts, origin))
     for name in now:
-        if name not in RECORDED and was.get(name) != now[name]:
+        if name not in (*RECORDED, "configuration") and was.get(name) != now[name]:
             what = f"{name} ({was.get(name)!r}, not {now[name]!r})"
             if name.endswith("_sha256"):
                 what = name.removesuffix("_sha256")
@@ -54,10 +49,7 @@ def check_origin(
 
 def model_keys(cfg: CfgNode) -> dict[str, Any]:
     """The configuration keys on which features depend, but for the precision."""
-    values = flatten(cfg)
-    keys = {
-        key: values[key]
-        for key in DEMO_SCHEMA.by_name
-        if key.startswith(("MODEL.", "INPUT.")) and key not in WITHOUT_EFFECT
-    }
+    values, rooms = flatten(cfg), ("MODEL.", "INPUT.")
+    names = (name for name in DEMO_SCHEMA.by_name if name.startswith(rooms))
+    keys = {name: values[name] for name in names if name not in WITHOUT_EFFECT}
     return {**keys, "TEST.NECK_FEAT": cfg.TEST.NECK_FEAT}

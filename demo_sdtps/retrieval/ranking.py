@@ -24,15 +24,21 @@ from demo_sdtps.evaluation.distances import (
 )
 from demo_sdtps.evaluation.metrics import score_distances
 from demo_sdtps.evaluation.tables import reid_record, reid_table
-from demo_sdtps.retrieval.blocks import Gallery, array_blocks, normalise_rows
 from demo_sdtps.retrieval.features import decode_present
-from demo_sdtps.retrieval.nearest import nearest, search_sets, write_csv
+from demo_sdtps.retrieval.nearest import (
+    Gallery,
+    array_blocks,
+    nearest,
+    normalise_rows,
+    search_sets,
+    write_csv,
+)
 from demo_sdtps.retrieval.table import open_table
 from demo_sdtps.runtime.distributed import check_single
 from demo_sdtps.runtime.files import atomic_write, write_json
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
 """Attributes of samples by the names of their arrays."""
@@ -72,16 +78,12 @@ def open_features(
     if table.count() != table.facts.get("rows", table.count()):
         raise UserError(f"The export in {place} is not complete; run its command again.")
     rows = table.read(where, [*LABELS.values()], normalise)
-    labels = {name: _numbers(rows.columns, label) for name, label in LABELS.items()}
+    labels = {name: np.full(len(rows), UNKNOWN) for name in LABELS}
+    for name, label in LABELS.items():  # of whole numbers
+        if label in rows.columns.column_names and str(rows.columns[label].type) == "int64":
+            labels[name] = rows.columns[label].fill_null(UNKNOWN).to_numpy().copy()
     settings, names = {name: table.facts[name] for name in SETTINGS}, rows.columns["name"]
     return FeatureSet(rows.features, rows.present, place, settings, names, **labels)
-
-
-def _numbers(columns: "pa.Table", label: str) -> np.ndarray:
-    """A column of whole numbers (n,) int64; UNKNOWN where there is none."""
-    if label not in columns.column_names or str(columns[label].type) != "int64":
-        return np.full(len(columns), UNKNOWN)
-    return columns[label].fill_null(UNKNOWN).to_numpy().copy()
 
 
 def _open_file(path: Path, normalise: bool) -> FeatureSet:
@@ -180,8 +182,7 @@ def score_features(
 
 
 def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:
-    """Raise `UserError` where the features differ in weights, return pattern or configuration, or, without `normalise`, in
-    whether they are normalised."""
+    """Raise `UserError` where features differ in what they depend on, `normalised` too where they are not with `normalise`."""
     one, other = ({**side.settings, **side.settings["configuration"]} for side in (query, gallery))
     may_differ = {"configuration", "data_set", *MAY_DIFFER, *(["normalised"] if normalise else [])}
     for key in one:

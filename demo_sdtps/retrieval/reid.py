@@ -86,11 +86,7 @@ class Reid(ABC):
             )
         names, items = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
         for name, each in items.items():
-            if (
-                name not in names
-                and each is not None
-                and any(i is not None for i in list_images(each))
-            ):
+            if name not in names and any(item is not None for item in list_images(each)):
                 raise UserError(
                     f"There are images of {name.lower()}, but the model reads {', '.join(names).lower()} alone "
                     "(MODEL.MODALITIES); leave them out, or load a model that reads them."
@@ -111,12 +107,20 @@ class Reid(ABC):
         give features of length 1; it is infinite where no modality is in common. Arrays other than `Features` count as of
         complete triplets, which is logged; features of a width that the model does not have are compared by all columns.
         """
+        from torch import cdist
+
         from demo_sdtps.evaluation.distances import set_distances
 
         a, b = as_array(a), as_array(b)
         check_shapes(a, b)
+
+        def measure(query: "Tensor", gallery: "Tensor") -> "Tensor":
+            """By differences in float64, as those of a search."""
+            exactly = "donot_use_mm_for_euclid_dist"
+            return cdist(query.double(), gallery.double(), compute_mode=exactly).square().float()
+
         comparison = self._comparison(self._matching_patterns(a))
-        return set_distances(comparison, self._side(a), self._side(b), measure_exactly).numpy()
+        return set_distances(comparison, self._side(a), self._side(b), measure).numpy()
 
     def search(
         self,
@@ -145,8 +149,7 @@ class Reid(ABC):
         that the calibration does not have, a table of other weights or settings, and a wrong condition.
         """
         from demo_sdtps.evaluation.distances import check_finite, find_incomparable
-        from demo_sdtps.retrieval.blocks import Gallery, array_blocks
-        from demo_sdtps.retrieval.nearest import nearest, search_sets
+        from demo_sdtps.retrieval.nearest import Gallery, array_blocks, nearest, search_sets
         from demo_sdtps.retrieval.table import Rows
 
         stored: Gallery
@@ -162,10 +165,8 @@ class Reid(ABC):
             check_shapes(query, gallery)
             features, present = self._side(gallery)
             check_finite(features, "features of the gallery")
-            stored, patterns = (
-                Gallery(array_blocks(features.numpy()), present),
-                self._matching_patterns(query),
-            )
+            stored = Gallery(array_blocks(features.numpy()), present)
+            patterns = self._matching_patterns(query)
         is_whole = isinstance(top, (int, np.integer)) and not isinstance(top, bool)
         if not is_whole or top < 1 or not len(stored):
             raise UserError(
@@ -281,7 +282,9 @@ def zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
 
 
 def list_images(items: Items) -> list[ImageLike]:
-    """One item or many as a list."""
+    """One item or many as a list, None as an empty one."""
+    if items is None:
+        return []
     if isinstance(items, (str, Path, Image.Image)):
         return [items]
     if isinstance(items, np.ndarray) and items.dtype.kind in "USO":  # of paths or images
@@ -302,11 +305,3 @@ def check_shapes(one: np.ndarray, other: np.ndarray) -> None:
             f"The features have the shapes {one.shape} and {other.shape}, but must be (n, D) and (m, D); "
             "give what features(…) returns, of one return pattern."
         )
-
-
-def measure_exactly(query: "Tensor", gallery: "Tensor") -> "Tensor":
-    """Squared distances (n, m) float32 by differences in float64, as those of a search: those of equal features are equal."""
-    import torch
-
-    exactly = "donot_use_mm_for_euclid_dist"
-    return torch.cdist(query.double(), gallery.double(), compute_mode=exactly).square().float()

@@ -1,9 +1,9 @@
 """What demo-sdtps search does: the index of a gallery brought up to date, and the hits of each query (docs/search.md)."""
 
-import argparse
 import hashlib
 import json
 import os
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,8 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP
 from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, check_modality, image_folders
+from demo_sdtps.datasets.images import drop_unreadable
 from demo_sdtps.datasets.own import read_triplets
-from demo_sdtps.datasets.unreadable import drop_unreadable
 from demo_sdtps.evaluation.distances import (
     Comparison,
     Side,
@@ -31,14 +31,7 @@ from demo_sdtps.evaluation.distances import (
 from demo_sdtps.evaluation.extraction import prepare_evaluation
 from demo_sdtps.retrieval.approximate import approximate
 from demo_sdtps.retrieval.calibration import Calibration
-from demo_sdtps.retrieval.gallery import (
-    Changes,
-    Index,
-    as_text,
-    extract_triplets,
-    open_index,
-    update,
-)
+from demo_sdtps.retrieval.gallery import Index, as_text, extract_triplets, open_index, update
 from demo_sdtps.retrieval.load import open_reid
 from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits, search_sets
 from demo_sdtps.retrieval.origin import describe_features
@@ -46,10 +39,8 @@ from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.runtime.distributed import all_gather_rows, check_equal, is_main, shard_for_rank
 from demo_sdtps.runtime.errors import check_extra
 
-OWN_IMAGES = "Images"
-"""What features of own images record as their data set."""
-MOST_RERANKED = 20_000
-"""Triplets of a gallery that is re-ranked as a whole (TEST.RE_RANKING)."""
+OWN_IMAGES = "Images"  # what features of own images record as their data set
+MOST_RERANKED = 20_000  # triplets of a gallery that is re-ranked as a whole (TEST.RE_RANKING)
 
 
 class Hit(NamedTuple):
@@ -76,22 +67,20 @@ class SearchResult(NamedTuple):
 
 
 def search(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     cfg: CfgNode,
     queries: Sequence[Triplet] | None = None,
     reid: Reid | None = None,
 ) -> SearchResult | None:
-    """Bring the index up to date in all processes; the main one, which alone has it, searches.
-
-    `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
-    """
+    """Bring the index up to date in all processes; the main one, which alone has it, searches. `queries` are those of --query
+    unless given; `reid` is the model of `cfg`, if it is loaded."""
     prepare_evaluation(cfg, several=True)
     check_extra("demo-sdtps search", "search", {"lancedb": "lancedb", "jinja2": "jinja2"})
     places = [arguments.gallery, *([arguments.query] if queries is None else [])]
     check_modality(arguments.flat, image_folders(cfg), *places)
-    gallery = read_gallery(arguments, cfg)
+    gallery = read_images(arguments, cfg, GALLERY)
     if queries is None:
-        queries = read_images(arguments, cfg, arguments.query, QUERY, arguments.camera)
+        queries = read_images(arguments, cfg, QUERY)
     check_depths(arguments, cfg, len(gallery))
     sides = (present_modalities(side, cfg.MODEL.MODALITIES) for side in (queries, gallery))
     check_sets(arguments, cfg, queries, *sides)
@@ -123,7 +112,10 @@ def search(
         return None
     rate = arguments.false_accept or FALSE_ACCEPT
     notes = calibration.coarser(rate) if calibration else []
-    print_lines(report(index, changes), *cameras, *notes)
+    counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
+    total = index.table.count() if index.table else 0
+    title = f"Index {index.place}: {total} triplets ({counts or 'no change'})"
+    print_lines(title, *cameras, *notes)
     hits: list[list[Hit]] = []
     if queries:
         side = features, present_modalities(queries, cfg.MODEL.MODALITIES)
@@ -132,21 +124,17 @@ def search(
     return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid, notes)
 
 
-def read_gallery(arguments: argparse.Namespace, cfg: CfgNode) -> list[Triplet]:
-    """The triplets of the gallery, with their labels."""
-    return read_images(arguments, cfg, arguments.gallery, GALLERY, arguments.gallery_camera)
-
-
-def read_images(
-    arguments: argparse.Namespace, cfg: CfgNode, place: Path, split: str, camera: str | None
-) -> list[Triplet]:
-    """The triplets of a side of the search, with their labels."""
+def read_images(arguments: Namespace, cfg: CfgNode, split: str) -> list[Triplet]:
+    """The triplets of the gallery or the query, with their labels."""
+    place, camera = arguments.gallery, arguments.gallery_camera
+    if split == QUERY:
+        place, camera = arguments.query, arguments.camera
     settings = {"folders": image_folders(cfg), "pattern": arguments.pattern, "camera": camera}
     return read_triplets(place, split, cfg.MODEL.MODALITIES, **settings)
 
 
 def find_hits(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     cfg: CfgNode,
     index: Index,
     queries: Sequence[Triplet],
@@ -197,7 +185,7 @@ def find_hits(
 
 
 def check_sets(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     cfg: CfgNode,
     queries: Sequence[Triplet],
     present: np.ndarray,
@@ -212,18 +200,14 @@ def check_sets(
     return comparison
 
 
-def check_cameras(
-    arguments: argparse.Namespace, reid: Reid, triplets: Sequence[Triplet]
-) -> list[str]:
-    """A line on cameras that triplets have and the model's training did not, if any. Raises `UserError` where a flag names such
-    a camera."""
+def check_cameras(arguments: Namespace, reid: Reid, triplets: Sequence[Triplet]) -> list[str]:
+    """A line on cameras that the model's training did not have, if any. Raises `UserError` where a flag names one."""
     names = ", ".join(filter(None, reid.camera_names)) or "none that its checkpoint names"
     for flag in ("camera", "gallery_camera"):
         name = getattr(arguments, flag)
         if name and reid.cameras and name not in reid.camera_names:
             raise UserError(
-                f"--{flag} is {name}, but the cameras of the model's training are {names}; give one of them, or "
-                "leave it out."
+                f"--{flag} is {name}, but the cameras of the model's training are {names}; give one of them, or leave it out."
             )
     labels = {triplet.labels["camera"] for triplet in triplets if "camera" in triplet.labels}
     others = sorted(labels - {*reid.camera_names}) if reid.cameras else []
@@ -232,12 +216,12 @@ def check_cameras(
     ]
 
 
-def reranks_all(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
+def reranks_all(arguments: Namespace, cfg: CfgNode) -> bool:
     """Whether queries and gallery are re-ranked as a whole, as in the evaluation."""
     return cfg.TEST.RE_RANKING == "yes" and not arguments.re_rank
 
 
-def check_depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[int, int]:
+def check_depths(arguments: Namespace, cfg: CfgNode, gallery: int) -> tuple[int, int]:
     """Hits per query, and those that are re-ranked for them. Raises `UserError` where the gallery is too small or large."""
     top = min(arguments.top or TOP, gallery)
     if not gallery:
@@ -260,10 +244,3 @@ def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:
     contents = os.fsencode(place), json.dumps(origin, sort_keys=True).encode()
     digests = (hashlib.sha256(content).hexdigest()[:8] for content in contents)
     return Path("runs", "search", "-".join((place.name, *digests)))
-
-
-def report(index: Index, changes: Changes) -> str:
-    """A line on the index and what has changed in it."""
-    counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    total = index.table.count() if index.table else 0
-    return f"Index {index.place}: {total} triplets ({counts or 'no change'})"

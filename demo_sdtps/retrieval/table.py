@@ -18,30 +18,9 @@ import torch
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.distances import check_finite
-from demo_sdtps.retrieval.blocks import READ_ELEMENTS, FeatureBlocks, Gallery, normalise_rows
-from demo_sdtps.retrieval.columns import (
-    CHECK,
-    FEATURE,
-    INTERNAL,
-    LABEL_CHECK,
-    label_checks,
-    make_rows,
-)
-from demo_sdtps.retrieval.engine import (
-    DELETIONS,
-    TABLE,
-    check_place,
-    connect,
-    damaged_files,
-    engine_errors,
-    engine_message,
-    is_remote,
-    is_version_lost,
-    manifest,
-    open_handle,
-    record_files,
-)
-from demo_sdtps.retrieval.features import row_checks
+from demo_sdtps.retrieval import engine
+from demo_sdtps.retrieval.features import modality_mask, row_checks
+from demo_sdtps.retrieval.nearest import READ_ELEMENTS, FeatureBlocks, Gallery, normalise_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,44 +50,22 @@ class Rows(Gallery):
 def parse_present(column: "pa.ChunkedArray") -> np.ndarray:
     """Which of MODALITIES are present, (n, 3) bool, by a column of texts such as RGB,TI."""
     kinds = column.combine_chunks().dictionary_encode()
-    sets = [
-        [name in text.split(",") for name in MODALITIES] for text in kinds.dictionary.to_pylist()
-    ]
+    sets = [modality_mask(text.split(",")) for text in kinds.dictionary.to_pylist()]
     return np.array(sets, bool).reshape(-1, len(MODALITIES))[kinds.indices.to_numpy()]
 
 
 class Table:
-    """The table of a place. `facts` is what its writer recorded when it was made, by name, such as `describe_features`.
-
-    The first column is the key: a row for each value. `place` is as the user wrote it; `advice` ends the sentence on a table
-    that cannot be used; `folder` is None in object storage.
-    """
+    """The table of a place. `facts` is what its writer recorded when it was made, by name, such as `describe_features`. The
+    first of the `labels`, the columns but for features and checksums, is the `key`: a row for each value; `width` is D, the
+    columns of a feature. `place` is as the user wrote it; `advice` ends the sentence on a table that cannot be used; `folder`
+    is None in object storage."""
 
     def __init__(self, place: str | Path, handle: Any, advice: str):
         self.place, self.handle, self.advice = str(place), handle, advice
-        self.folder = None if is_remote(place) else Path(place, f"{handle.name}.lance")
-        self._check()
-        metadata = handle.schema.metadata or {}
+        self.folder = None if engine.is_remote(place) else Path(place, f"{handle.name}.lance")
+        self._look()
+        metadata = self.schema.metadata or {}
         self.facts = {key.decode(): json.loads(text) for key, text in metadata.items()}
-
-    @property
-    def schema(self) -> "pa.Schema":
-        """Columns and their types."""
-        return self.handle.schema
-
-    @property
-    def key(self) -> str:
-        return self.schema.names[0]
-
-    @property
-    def labels(self) -> list[str]:
-        """The columns but for features and checksums."""
-        return [name for name in self.schema.names if name not in INTERNAL]
-
-    @property
-    def width(self) -> int:
-        """D, the columns of a feature."""
-        return self.schema.field(FEATURE).type.list_size
 
     def count(self) -> int:
         """n, of the newest version that this process knows."""
@@ -116,12 +73,12 @@ class Table:
             return self.handle.count_rows()
 
     def put(self, columns: Any, features: np.ndarray) -> None:
-        """Write rows, features (m, D) and the `labels` columns, in place of those with the same keys, as one version.
-        Raises `NotFiniteError`."""
+        """Write rows, features (m, D) and the `labels` columns, in place of those with their keys, as one version."""
         check_finite(torch.from_numpy(features), f"features for {self.place}")
         with self.change():
             merge = self.handle.merge_insert(self.key).when_matched_update_all()
-            merge.when_not_matched_insert_all().execute(make_rows(self.schema, columns, features))
+            rows = engine.make_rows(self.schema, columns, features)
+            merge.when_not_matched_insert_all().execute(rows)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete the rows of some keys."""
@@ -137,36 +94,28 @@ class Table:
                 self.handle.optimize(cleanup_older_than=KEPT)
 
     def read(
-        self,
-        where: str | None = None,
-        names: Sequence[str] | None = None,
-        normalise: bool = False,
+        self, where: str | None = None, names: Sequence[str] | None = None, normalise: bool = False
     ) -> Rows:
         """The rows of the newest version, or those that `where`, a condition in SQL, leaves; later changes of the table do not
         reach them. `columns` are those of `names` (default: all), the key, name and present; with `normalise` features have
-        length 1.
-
-        Raises `UserError` for a wrong condition, one that leaves nothing, and damaged rows, here or when features are read.
-        """
+        length 1. Raises `UserError` for a wrong condition, one that leaves nothing, and damaged rows, here or later."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         with self.errors():
             self.handle.checkout_latest()
-            handle = open_handle(self.place, self.handle.name)
+            handle = engine.connect(self.place).open_table(self.handle.name)
             handle.checkout(self.handle.version)
-        self._check()
+        self._look()
         chosen = None if where is None else self._filter(handle, where)
         labels, batches = self.labels, []
-        kept = [
-            name
-            for name in labels
-            if names is None or name in {*names, self.key, "name", "present"}
-        ]
+        chosen_names = {*labels} if names is None else {*names, self.key, "name", "present"}
+        kept = [name for name in labels if name in chosen_names]
         with self.errors():
-            query = handle.search().select([*labels, LABEL_CHECK]).with_row_id(True)
+            query = handle.search().select([*labels, engine.LABEL_CHECK]).with_row_id(True)
             for batch in query.to_batches(batch_size=BATCH):
-                if not np.array_equal(label_checks(batch, labels), batch[LABEL_CHECK].to_numpy()):
+                checks = batch[engine.LABEL_CHECK].to_numpy()
+                if not np.array_equal(engine.label_checks(batch, labels), checks):
                     raise self.damage()
                 rows = batch[ROW_ID].to_numpy()
                 is_kept = np.ones(len(rows), bool) if chosen is None else np.isin(rows, chosen)
@@ -184,20 +133,22 @@ class Table:
             )
         ids = stored[order]
         columns = table.drop_columns([ROW_ID]).take(order)
+        read = [engine.FEATURE, engine.CHECK]
         ranks = None if self.key == "name" else pc.rank(columns["name"]).to_numpy()
 
         def decode(batch: "pa.RecordBatch | pa.Table", expected: np.ndarray) -> np.ndarray:
             """The features of a batch, a copy, as Arrow's memory cannot be written to."""
-            features = np.asarray(pc.list_flatten(batch[FEATURE])).reshape(-1, self.width)
+            features = np.asarray(pc.list_flatten(batch[engine.FEATURE])).reshape(-1, self.width)
             is_same = np.array_equal(batch[ROW_ID].to_numpy(), expected)
-            if not (is_same and np.array_equal(row_checks(features), batch[CHECK].to_numpy())):
+            checks = batch[engine.CHECK].to_numpy()
+            if not (is_same and np.array_equal(row_checks(features), checks)):
                 raise self.damage()
             features = features.astype(np.float32)
             check_finite(torch.from_numpy(features), f"features in {self.place}")
             return normalise_rows(features) if normalise else features
 
         def scan() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            query, start = handle.search().select([FEATURE, CHECK]).with_row_id(True), 0
+            query, start = handle.search().select(read).with_row_id(True), 0
             query = query if where is None else query.where(where)
             with self.errors():
                 size = max(1, READ_ELEMENTS // self.width)
@@ -212,7 +163,7 @@ class Table:
             order = ids[rows].argsort()
             expected = ids[rows][order]
             with self.errors():
-                query = handle.take_row_ids(expected.tolist()).select([FEATURE, CHECK])
+                query = handle.take_row_ids(expected.tolist()).select(read)
                 return decode(query.with_row_id().to_arrow(), expected)[order.argsort()]
 
         features = FeatureBlocks(len(ids), self.width, scan, take, ranks)
@@ -224,18 +175,20 @@ class Table:
             query = handle.search().where(where).select([self.key]).with_row_id(True)
             return query.to_arrow()[ROW_ID].to_numpy()
         except ValueError as error:
-            what = engine_message(error).partition(". Valid fields")[0]
+            what = engine.engine_message(error).partition(". Valid fields")[0]
             columns = ", ".join(f"{name} ({self.schema.field(name).type})" for name in self.labels)
             raise UserError(
                 f"The filter {where!r} cannot be used: {what}; the table {self.place} has the columns {columns}."
             ) from None
 
-    def _check(self) -> None:
-        """Raise `UserError` where files of the version that this process knows are damaged, or a later one is lost."""
-        version = self.handle.version
-        damaged = damaged_files(self.folder, manifest(version), DELETIONS)
-        if damaged or is_version_lost(self.folder, version):
+    def _look(self) -> None:
+        """Columns of the version that this process knows. Raises `UserError` where files are damaged, or a later is lost."""
+        version, self.schema = self.handle.version, self.handle.schema
+        damaged = engine.damaged_files(self.folder, engine.manifest(version), engine.DELETIONS)
+        if damaged or engine.is_version_lost(self.folder, version):
             raise self.damage()
+        self.labels = [name for name in self.schema.names if name not in engine.INTERNAL]
+        self.key, self.width = self.labels[0], self.schema.field(engine.FEATURE).type.list_size
 
     def damage(self) -> UserError:
         return UserError(f"The table {self.place} is damaged; {self.advice}.")
@@ -245,24 +198,23 @@ class Table:
         """A change by the engine, whose files get checksums."""
         with self.errors():
             yield
-            record_files(self.folder)
+            engine.record_files(self.folder)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
         """Errors of the engine as `UserError`."""
-        with engine_errors(self.place, self.advice):
+        with engine.engine_errors(self.place, self.advice):
             yield
 
 
-def open_table(place: str | Path, advice: str, name: str = TABLE) -> Table | None:
-    """The table at a place, None where there is none. Raises `UserError` for an old index, other files, a table of another
-    FORMAT, and a damaged one."""
-    check_place(place)
-    if not is_remote(place) and not Path(place).is_dir():
+def open_table(place: str | Path, advice: str, name: str = engine.TABLE) -> Table | None:
+    """The table at a place, if any. Raises `UserError` for an old index, other files, another FORMAT, and a damaged one."""
+    engine.check_place(place)
+    if not engine.is_remote(place) and not Path(place).is_dir():
         return None
-    with engine_errors(str(place), advice):
+    with engine.engine_errors(str(place), advice):
         try:
-            table = Table(place, open_handle(str(place), name), advice)
+            table = Table(place, engine.connect(place).open_table(name), advice)
         except ValueError as error:
             if "was not found" not in str(error):
                 raise
@@ -280,19 +232,19 @@ def create_table(
     schema: "pa.Schema",
     advice: str,
     batches: "Iterable[pa.Table]" = (),
-    name: str = TABLE,
+    name: str = engine.TABLE,
 ) -> Table:
     """A new table with what it records and these rows of `make_rows`, in place of the one that is there, at once, unless that
     is damaged; `schema` is one of `table_schema`."""
     import pyarrow as pa
 
-    check_place(place)
+    engine.check_place(place)
     texts = {key: json.dumps(value) for key, value in {"format": FORMAT, **facts}.items()}
-    with engine_errors(str(place), advice):
+    with engine.engine_errors(str(place), advice):
         schema = schema.with_metadata(texts)
         rows = (batch for table in batches for batch in table.to_batches())
         reader = pa.RecordBatchReader.from_batches(schema, rows)
-        database, is_sound = connect(place), False
+        database, is_sound = engine.connect(place), False
         if name in database.list_tables().tables:
             with suppress(UserError):
                 is_sound = open_table(place, advice, name) is not None
@@ -300,5 +252,5 @@ def create_table(
                 database.drop_table(name)
         mode = "overwrite" if is_sound else "create"
         table = Table(place, database.create_table(name, reader, mode=mode), advice)
-        record_files(table.folder)
+        engine.record_files(table.folder)
     return table

@@ -10,8 +10,7 @@ from scipy import stats
 
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, Table, markdown_table, spread
-from demo_sdtps.study.rates import choice, families
-from demo_sdtps.study.results import cross_modal_maps, final_metric, missing_maps, values_by_seed
+from demo_sdtps.study import results
 
 TIMES = ("inference", "training step")  # of `benchmarks.timing.time_variants`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
@@ -100,25 +99,23 @@ def study_table(result: dict[str, Any]) -> Table:
             columns[f"Δ {name}"] = ["", *differences]
 
     for pattern in result["patterns"]:
-        values = [final_metric(variant, pattern, "mAP") for variant in variants]
+        values = [results.final_metric(variant, pattern, "mAP") for variant in variants]
         add(f"mAP, {PATTERN_NAMES[pattern]}", values, is_compared=pattern == last)
     columns["lowest"] = [f"{min(maps.values()):.1f}" if maps else "–" for maps in values]
-    add("Rank-1", [final_metric(variant, last, "Rank-1") for variant in variants])
-    values = [missing_maps(variant, last) for variant in variants]
+    add("Rank-1", [results.final_metric(variant, last, "Rank-1") for variant in variants])
+    values = [results.missing_maps(variant, last) for variant in variants]
     add("mAP, modalities missing", values, is_compared=True)
     for is_common, how in product((True, False), (*CROSS_MODAL_DISTANCES, LOST_DISTANCE)):
         if is_common or how != "shared":  # which then is undefined
-            values = [cross_modal_maps(variant, how, is_common) for variant in variants]
+            values = [results.cross_modal_maps(variant, how, is_common) for variant in variants]
             add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}", values)
-    add("recall of the object", [values_by_seed(one, "recall", float) for one in variants])
+    add("recall of the object", [results.values_by_seed(one, "recall", float) for one in variants])
     for what, name in SIMILARITIES.items():
-        add(name, [values_by_seed(one, "similarity", itemgetter(what)) for one in variants])
+        add(name, [results.values_by_seed(one, "similarity", itemgetter(what)) for one in variants])
     for name, key in COSTS.items():
         if key in variants[0]:
-            columns[name] = [
-                f"{variant[key] / variants[0][key]:.2f}" if key in variant else "–"
-                for variant in variants
-            ]
+            dense = variants[0][key]
+            columns[name] = [f"{one[key] / dense:.2f}" if key in one else "–" for one in variants]
     if all("dense" in variant for variant in variants):
         columns["of the dense model"] = [f"{one['gmacs'] / one['dense']:.0%}" for one in variants]
     return Table(list(columns), list(zip(*columns.values(), strict=True)))
@@ -139,10 +136,10 @@ def rates_table(result: dict[str, Any]) -> Table:
     """A row per variant, a column per learning rate."""
     rates, pattern = sorted({one["rate"] for one in result["variants"]}), result["patterns"][-1]
     rows = []
-    for family, members in families(result["variants"]).items():
-        maps = {one["rate"]: final_metric(one, pattern, "mAP").values() for one in members}
+    for family, members in results.families(result["variants"]).items():
+        maps = {one["rate"]: results.final_metric(one, pattern, "mAP").values() for one in members}
         cells = {rate: f"{np.mean([*maps[rate]]):.1f}" if maps.get(rate) else "–" for rate in rates}
-        if best := choice(members, pattern):
+        if best := results.choice(members, pattern):
             cells[best["rate"]] = f"**{cells[best['rate']]}**"
         rows.append([family, *cells.values()])
     return Table(["variant", *(f"{rate:g}" for rate in rates)], rows)

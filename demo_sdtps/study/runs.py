@@ -26,17 +26,15 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.runtime.files import check_output_file, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
-from demo_sdtps.study.rates import chosen_rates, finalists, next_rates
+from demo_sdtps.study import results
 from demo_sdtps.study.report import COSTS, result_table, study_markdown
-from demo_sdtps.study.results import EVALUATION, measurement, read_result, write_result
 from demo_sdtps.study.sources import source_tree
 from demo_sdtps.study.variants import ROOT, Variant, make_variants, read_study
 from demo_sdtps.training.output import FINISHED, LAST, RECORD
 
 logger = logging.getLogger("study")
 RESULTS = ROOT / "docs" / "results"
-PROVENANCE = ("commit", "changed", "versions", "machine", "seconds")
-"""What a result has of run.json."""
+PROVENANCE = ("commit", "changed", "versions", "machine", "seconds")  # of run.json
 
 
 def run_study(arguments: argparse.Namespace) -> None:
@@ -55,16 +53,15 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     check_output_file(path, ".json", overwrite=True)
     tree = check_tree(arguments.changed_tree)
     known = None if arguments.changed_tree else tree  # runs of other files may be kept
-    rates = chosen_rates(RESULTS) | chosen_rates(path.parent) if study["tuned"] else {}
+    rates = (
+        results.chosen_rates(RESULTS) | results.chosen_rates(path.parent) if study["tuned"] else {}
+    )
     variants = make_variants(study, arguments.opts, arguments.runs, tree, rates)
     rows = {variant.name: variant.facts | {"runs": {}} for variant in variants}
     for name, runs in finished_runs(path, variants, known).items():
         rows[name] |= runs
-    result: dict[str, Any] = {
-        "title": study["title"],
-        "tree": known,
-        "patterns": study["return_patterns"],
-    }
+    result: dict[str, Any] = {"title": study["title"], "tree": known}
+    result["patterns"] = study["return_patterns"]
 
     def keep(variant: Variant, seed: int, reason: str) -> None:
         row = rows[variant.name]
@@ -76,15 +73,11 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
 
     def write() -> None:
         result["variants"] = [rows[one.name] for one in variants if rows[one.name]["runs"]]
-        write_result(path, result)
+        results.write_result(path, result)
 
     def run(variants: Sequence[Variant]) -> None:
-        left = [
-            (variant, seed)
-            for variant in variants
-            for seed in variant.seeds
-            if str(seed) not in rows[variant.name]["runs"]
-        ]
+        pairs = ((one, seed) for one in variants for seed in one.seeds)
+        left = [(one, seed) for one, seed in pairs if str(seed) not in rows[one.name]["runs"]]
         for needs_others in (False, True):
             wave = [one for one in left if bool(one[0].sources) == needs_others]
             run_all(wave, arguments.jobs, study, keep)
@@ -92,19 +85,16 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     wanted = variants
     if study["grid"]:
         pattern, seeds = study["return_patterns"][-1], tuple(study["seeds"])
-        while names := next_rates(rows.values(), pattern):
+        while names := results.next_rates(rows.values(), pattern):
             run([one for one in variants if one.name in names])
-        names = finalists(rows.values(), pattern)
+        names = results.finalists(rows.values(), pattern)
         wanted = [replace(one, seeds=seeds) for one in variants if one.name in names]
     run([replace(one, seeds=one.seeds[: len(study["seeds"])]) for one in wanted])
     if study["times"] and not all("inference" in one for one in rows.values()):
         from benchmarks.timing import time_variants
 
-        taught = {
-            one.name: one.sources["MODEL.TEACHER"].cfg
-            for one in variants
-            if "MODEL.TEACHER" in one.sources
-        }
+        key = "MODEL.TEACHER"
+        taught = {one.name: one.sources[key].cfg for one in variants if key in one.sources}
         for name, times in time_variants({one.name: one.cfg for one in variants}, taught).items():
             rows[name] |= times
         write()
@@ -130,7 +120,7 @@ def finished_runs(
     """Of each variant what the result at `path` holds of it, by name, without the runs that failed or are not asked for."""
     if not path.exists():
         return {}
-    result, by_name = read_result(path), {variant.name: variant for variant in variants}
+    result, by_name = results.read_result(path), {variant.name: variant for variant in variants}
     if tree and result.get("tree") != tree:
         raise UserError(
             f"{path} was made with the sources {str(result.get('tree'))[:10]}, but the checkout's are {tree[:10]}; "
@@ -150,9 +140,8 @@ def finished_runs(
 def cost(cfg: CfgNode) -> dict[str, float]:
     """GMACs of one complete triplet, and of the dense model; the data set gives the classes."""
     samples = read_splits(cfg, ("train",))["train"]
-    model = make_model(
-        cfg, len(identity_labels(samples)), 1 + max(sample.camera for sample in samples)
-    ).eval()
+    cameras = 1 + max(sample.camera for sample in samples)
+    model = make_model(cfg, len(identity_labels(samples)), cameras).eval()
     return {"gmacs": count_macs(cfg, model)[""] / 1e9, "dense": dense_macs(cfg) / 1e9}
 
 
@@ -230,7 +219,7 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
 
     test = [*program, "test"]
     if variant.evaluation:
-        measure(f"{EVALUATION}_{variant.configuration}", test, *variant.evaluation)
+        measure(f"{results.EVALUATION}_{variant.configuration}", test, *variant.evaluation)
     if study["missing"]:
         measure("missing", test, "TEST.MISS", "all")
     if study["selection"] and selects_patches(variant.cfg):
@@ -246,12 +235,8 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
 
 def is_done(output: Path) -> bool:
     """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
-    record = output.parent / RECORD
-    return (
-        read_run(output.parent).get("status") == FINISHED
-        and output.exists()
-        and output.stat().st_mtime >= record.stat().st_mtime
-    )
+    is_finished, record = read_run(output.parent).get("status") == FINISHED, output.parent / RECORD
+    return is_finished and output.exists() and output.stat().st_mtime >= record.stat().st_mtime
 
 
 def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,5 +252,5 @@ def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -
         last = str(study["return_patterns"][-1])
         run["curve"] = {one["epoch"]: one["patterns"][last]["mAP"] for one in records}
     for _, output in steps(variant, seed, study)[1:]:
-        run |= measurement(output.stem, read_json(output, dict))
+        run |= results.measurement(output.stem, read_json(output, dict))
     return run

@@ -14,8 +14,7 @@ from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.load import read_yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout, where the package is not installed."""
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, where the package is not installed
 RATE = "SOLVER.BASE_LR"
 MEASUREMENTS = ("missing", "selection", "cross_modal", "curve", "similarity", "calibration")
 """What is measured of every run beside its last epoch."""
@@ -33,14 +32,8 @@ DEFAULTS = {
 }
 SOURCES = {"start": "TEST.WEIGHT", "teacher": "MODEL.TEACHER"}
 """Keys of a variant that name another: the key of the configuration that gets the last epoch of its run of the same seed."""
-VARIANT_DEFAULTS = {
-    "config": "",
-    "set": {},
-    "evaluate": {},
-    "seeds": [],
-    "rate_of": "",
-    **dict.fromkeys(SOURCES, ""),
-}
+VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}, "seeds": [], "rate_of": ""}
+VARIANT_DEFAULTS |= dict.fromkeys(SOURCES, "")
 
 
 @dataclass(frozen=True)
@@ -79,6 +72,9 @@ class Variant:
         return {key: value for key, value in facts.items() if value}
 
 
+Sources = Mapping[str, Variant]
+
+
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults."""
     content = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
@@ -105,21 +101,18 @@ def read_study(path: Path) -> dict[str, Any]:
     return study
 
 
-def _check_section(
-    path: Path, where: str, content: Any, defaults: dict[str, Any]
-) -> dict[str, Any]:
-    """A section of a study completed by `defaults`, whose keys and types it has."""
+def _check_section(path: Path, where: str, content: Any, default: dict[str, Any]) -> dict[str, Any]:
+    """A section of a study completed by `default`, whose keys and types it has."""
     for key, value in content.items() if isinstance(content, dict) else [("", content)]:
-        if key not in defaults:
+        if key not in default:
             raise UserError(
-                f"The study {path}: {where} has {key or value!r}, which is no key; the keys are "
-                f"{', '.join(defaults)}."
+                f"The study {path}: {where} has {key or value!r}, which is no key; the keys are {', '.join(default)}."
             )
-        if type(value) is not type(defaults[key]):
+        if type(value) is not type(default[key]):
             raise UserError(
-                f"The study {path}: {key} of {where} is {value!r}, but it must be like {defaults[key]!r}."
+                f"The study {path}: {key} of {where} is {value!r}, but it must be like {default[key]!r}."
             )
-    return defaults | content
+    return default | content
 
 
 def make_variants(
@@ -131,6 +124,35 @@ def make_variants(
 ) -> list[Variant]:
     """The variants with their configurations, all checked before the first run. `rates` are the chosen ones, by variant; a
     study with a grid has every variant once with each rate, and its first seed."""
+
+    def make(
+        name: str, settings: Mapping[str, Any], rate: float | None, sources: Sources
+    ) -> Variant:
+        if not (config := settings["config"] or study["config"]):
+            raise UserError(
+                f"The variant {name!r} has no configuration; name one there or as `config` of the study."
+            )
+        values = study["set"] | settings["set"] | ({} if rate is None else {RATE: rate})
+        pairs, evaluation = [*_words(values), *opts], _words(settings["evaluate"])
+        # what does not differ between the runs of a variant
+        training = with_values(load_cfg(config, pairs), {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
+        training += "".join(f"{key} {one.configuration}" for key, one in sources.items())
+        measured = [key for key in MEASUREMENTS if study[key]]
+        is_grid = bool(study["grid"])
+        return Variant(
+            name=f"{name}, {rate:g}" if is_grid else name,
+            cfg=load_cfg(config, [*pairs, *evaluation]),
+            arguments=("--config_file", config, *pairs),
+            evaluation=evaluation,
+            # Variants and studies that agree in what they train, and in the sources, share runs, whatever they measure of them.
+            folder=runs / f"{Path(config).stem}-{_hash(f'{training}{tree}')}",
+            seeds=tuple(study["seeds"][:1] if is_grid else settings["seeds"] or study["seeds"]),
+            configuration=_hash(f"{training}{measured}{' '.join(evaluation)}"),
+            rate=rate,
+            family=name if is_grid else "",
+            sources=sources,
+        )
+
     variants: list[Variant] = []
     for name, settings in study["variants"].items():
         chosen = _rate(name, settings, rates) if study["tuned"] else None
@@ -144,7 +166,7 @@ def make_variants(
                 )
         weights = {key: plain[source] for key, source in sources.items()}
         for rate in study["grid"] or [chosen]:
-            variants.append(_variant(name, settings, rate, study, opts, runs, tree, weights))
+            variants.append(make(name, settings, rate, weights))
     for one, other in combinations(variants, 2):
         if one.configuration == other.configuration:
             raise UserError(
@@ -161,42 +183,6 @@ def _rate(name: str, settings: Mapping[str, Any], rates: Mapping[str, float]) ->
             "docs/results did; run that study first, or name another variant as its rate_of."
         )
     return rates[source]
-
-
-def _variant(
-    name: str,
-    settings: Mapping[str, Any],
-    rate: float | None,
-    study: Mapping[str, Any],
-    opts: Sequence[str],
-    runs: Path,
-    tree: str | None,
-    sources: Mapping[str, Variant],
-) -> Variant:
-    if not (config := settings["config"] or study["config"]):
-        raise UserError(
-            f"The variant {name!r} has no configuration; name one there or as `config` of the study."
-        )
-    values = study["set"] | settings["set"] | ({} if rate is None else {RATE: rate})
-    pairs, evaluation = [*_words(values), *opts], _words(settings["evaluate"])
-    # what does not differ between the runs of a variant
-    training = with_values(load_cfg(config, pairs), {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
-    training += "".join(f"{key} {one.configuration}" for key, one in sources.items())
-    measured = [key for key in MEASUREMENTS if study[key]]
-    is_grid = bool(study["grid"])
-    return Variant(
-        name=f"{name}, {rate:g}" if is_grid else name,
-        cfg=load_cfg(config, [*pairs, *evaluation]),
-        arguments=("--config_file", config, *pairs),
-        evaluation=evaluation,
-        # Variants and studies that agree in what they train, and in the sources, share runs, whatever they measure of them.
-        folder=runs / f"{Path(config).stem}-{_hash(f'{training}{tree}')}",
-        seeds=tuple(study["seeds"][:1] if is_grid else settings["seeds"] or study["seeds"]),
-        configuration=_hash(f"{training}{measured}{' '.join(evaluation)}"),
-        rate=rate,
-        family=name if is_grid else "",
-        sources=sources,
-    )
 
 
 def _words(values: Mapping[str, Any]) -> tuple[str, ...]:

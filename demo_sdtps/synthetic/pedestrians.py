@@ -12,8 +12,7 @@ from numpy.random import Generator
 
 from demo_sdtps.synthetic import body
 from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, Pose, draw_body
-from demo_sdtps.synthetic.cameras import CAMERAS
-from demo_sdtps.synthetic.scene import Canvas, draw_background, draw_occluder
+from demo_sdtps.synthetic.scene import CAMERAS, Canvas, draw_background, draw_occluder
 from demo_sdtps.synthetic.triplets import SUPERSAMPLING, Triplet, choose_looks, render
 
 VERSION = 1  # incremented whenever the same seed gives other images
@@ -48,11 +47,8 @@ def draw_triplet(
     rng: Generator,
     unaligned: bool = False,
 ) -> Triplet:
-    """One person in camera 0, 1, …, with the person's mask.
-
-    With the same state of `rng` two identities have the same surroundings, pose and noise. An `unaligned` person stands
-    anywhere in the same surroundings, at half to full height.
-    """
+    """One person in camera 0, 1, …, with the person's mask. With the same state of `rng` two identities have the same
+    surroundings, pose and noise. An `unaligned` person stands anywhere in the same surroundings, at half to full height."""
     # Separate streams, so that the draws of one part do not change those of another.
     scene, stance, front, sensor = rng.spawn(4)
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)

@@ -17,8 +17,7 @@ from PIL import Image, ImageFilter
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.check import MASK
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.synthetic.cameras import CAMERAS, Camera
-from demo_sdtps.synthetic.scene import Canvas
+from demo_sdtps.synthetic.scene import CAMERAS, Camera, Canvas
 
 FOLDER, SPLITS = "RGBNT201", ("train_171", "test")
 MINIMUM_SIZE = (32, 16)  # least height and width in pixels
@@ -27,17 +26,13 @@ SUPERSAMPLING = 2
 Triplet = tuple[dict[str, np.ndarray], np.ndarray]
 # of a material's numbers
 CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))
-
-
 # factor of the light at night, by channel; NI has its own lamp and TI needs none
 NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
 
 
 def choose_looks(number: int, seed: int, shape: Sequence[int]) -> list[list[int]]:
-    """`number` different combinations of looks: indices into tables of the lengths `shape`.
-
-    Every second one differs from its predecessor in a single look, each of them in turn: all are needed.
-    """
+    """`number` different combinations of looks: indices into tables of the lengths `shape`. Every second one differs from its
+    predecessor in a single look, each of them in turn: all are needed."""
     if number > prod(shape):
         raise UserError(
             f"{number} identities were asked for in all, but there are no more than "
@@ -127,19 +122,15 @@ def write_data_set(
     **drawing: Any,
 ) -> dict[str, int]:
     """Write triplets and masks in the layout of RGBNT201, drawn by `workers` processes → the number of triplets in each split.
-
     `kind` is the module of what is drawn, pedestrians or vehicles: `make_identities(number, seed)` and `draw_triplet`.
-    `skip_identities` leaves out the first ones of the seed; `drawing` are the other arguments of `write_identity`.
-    """
+    `skip_identities` leaves out the first ones of the seed; `drawing` are the other arguments of `write_identity`."""
     number = skip_identities + identities + test_identities
     objects = kind.make_identities(number, seed)[skip_identities:]
     for split in SPLITS:
         for name in (*MODALITIES, MASK):
             (folder / split / name).mkdir(parents=True)
-    tasks = [
-        (folder / SPLITS[index >= identities], skip_identities + index + 1, identity)
-        for index, identity in enumerate(objects)
-    ]
+    numbered = enumerate(objects, start=skip_identities + 1)
+    tasks = [(folder / SPLITS[n > skip_identities + identities], n, one) for n, one in numbered]
     drawing |= {"images_per_camera": images_per_camera, "seed": seed}
     write_one = partial(write_identity, kind.draw_triplet, **drawing)
     for _ in progress(_map(write_one, tasks, workers), "drawing", len(tasks), unit="identity"):

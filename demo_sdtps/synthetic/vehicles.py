@@ -12,8 +12,14 @@ import numpy as np
 from numpy.random import Generator
 
 from demo_sdtps.synthetic.body import GARMENT_COLOURS
-from demo_sdtps.synthetic.cameras import CAMERAS
-from demo_sdtps.synthetic.scene import Canvas, Colour, Point, draw_background, draw_occluder
+from demo_sdtps.synthetic.scene import (
+    CAMERAS,
+    Canvas,
+    Colour,
+    Point,
+    draw_background,
+    draw_occluder,
+)
 from demo_sdtps.synthetic.triplets import SUPERSAMPLING, Triplet, choose_looks, render
 
 VERSION = 1  # incremented whenever the same seed gives other images

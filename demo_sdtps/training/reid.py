@@ -28,7 +28,7 @@ from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, batches, train_loader
 from demo_sdtps.datasets.masks import existing_masks
-from demo_sdtps.datasets.pairing import completeness
+from demo_sdtps.datasets.own import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, read_records, reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model

@@ -26,9 +26,8 @@ def main() -> None:
     from demo_sdtps.evaluation.operations import count_macs
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.selection import check_selection
-    from demo_sdtps.reports.analysis import labelled_distances
-    from demo_sdtps.reports.figures import hide_ticks, images, np, plt, save
-    from demo_sdtps.reports.palette import HEAT, MATCH, WRONG
+    from demo_sdtps.reports.evaluation import labelled_distances
+    from demo_sdtps.reports.figures import HEAT, MATCH, WRONG, images, np, plt, save
     from demo_sdtps.reports.tokens import cover_patches, patch_grids
     from demo_sdtps.runtime.files import check_output_file
 
@@ -61,7 +60,7 @@ def main() -> None:
             left, bottom, width, height = place
             axis = figure.add_axes((left / 13, bottom / 4.1, width / 13, height / 4.1))
             axis.imshow(image, aspect="auto", cmap=HEAT)
-            hide_ticks(axis)
+            axis.set(xticks=[], yticks=[])
             axis.spines[:].set(visible=edge is not None, color=edge, linewidth=4)
 
         def write(x, y, text, size=12, canvas=canvas, colour=colour, **more):

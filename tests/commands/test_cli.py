@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from commands import ONE_LINE, ROOT, cli_args_for
 
-from demo_sdtps.commands import COMMANDS, convert_checkpoint, dispatch, profile_flops, search
+from demo_sdtps.commands import COMMANDS, convert_checkpoint, dispatch, evaluate, search
 from demo_sdtps.commands import train as train_net
 
 EVERY = sorted(
@@ -82,8 +82,7 @@ print(json.dumps(results))
 def test_flags_have_either_stroke(command, refusal):
     words = ["--config_file", "Synthetic/Baseline.yml", "--num_class", "7", "--camera_num=2"]
     first, second = (
-        command(profile_flops.main, *(word.replace("_", stroke) for word in words))
-        for stroke in "_-"
+        command(evaluate.flops, *(word.replace("_", stroke) for word in words)) for stroke in "_-"
     )
     assert first == second and first[0] == 0 and "7 classes, 2 cameras" in first[1]
     # values keep theirs
@@ -123,7 +122,7 @@ def test_a_script_is_its_command(command, script):
 
 def test_a_command_is_called_by_its_name(command):
     words = ("--config_file", "Synthetic/Baseline.yml", "--num_class", "7")
-    assert command(dispatch, "flops", *words) == command(profile_flops.main, *words)
+    assert command(dispatch, "flops", *words) == command(evaluate.flops, *words)
     usage = command(dispatch, "draw", "tokens", "--help")[1]
     assert usage.startswith("usage: demo-sdtps draw tokens [-h]")
     usage = command(dispatch, "seps", "train", "--help")[1]

@@ -5,16 +5,7 @@ import yaml
 from commands import CONFIG
 
 from benchmarks import run as benchmark
-from demo_sdtps.commands import (
-    analyse,
-    convert_checkpoint,
-    draw,
-    export,
-    rank_features,
-    report,
-    search,
-    seps,
-)
+from demo_sdtps.commands import convert_checkpoint, draw, evaluate, export, search, seps
 from demo_sdtps.commands import test as test_net
 
 CONFIGURED = ("--config_file", CONFIG)
@@ -24,15 +15,19 @@ OUTPUTS = {
     "evaluation": (test_net, "x.json", (*EVALUATION, "--json", "x.json")),
     "evaluation of SEPS": (seps.test, "x.json", ("--weight", "none.pth", "--json", "x.json")),
     "features": (export.features, "x.npz", (*EVALUATION, "--output", "x.npz")),
-    "numbers": (analyse, "x.json", (*EVALUATION, "--json", "x.json")),
+    "numbers": (evaluate.analyse, "x.json", (*EVALUATION, "--json", "x.json")),
     "figure by default": (draw.embedding, "embedding.png", EVALUATION),
     "checkpoint": (convert_checkpoint, "x.pth", ("none.pth", "x.pth", "--to", "ours")),
     "curves": (draw.curves, "x.png", ("--run", "none", "--output", "x.png")),
     "curves by default": (draw.curves, "curves.png", ("--run", ".")),
-    "report": (report, "tokens.png", (*CONFIGURED, "OUTPUT_DIR", ".")),
-    "report's page": (report, "x.html", (*CONFIGURED, "OUTPUT_DIR", "none", "--html", "x.html")),
+    "report": (evaluate.report, "tokens.png", (*CONFIGURED, "OUTPUT_DIR", ".")),
+    "report's page": (
+        evaluate.report,
+        "x.html",
+        (*CONFIGURED, "OUTPUT_DIR", "none", "--html", "x.html"),
+    ),
     "hits": (search, "x.csv", (*CONFIGURED, *SEARCHED)),
-    "ranks": (rank_features, "x.csv", SEARCHED),
+    "ranks": (search.rank, "x.csv", SEARCHED),
     "benchmark": (benchmark, "x.json", ("--json", "x.json")),
 }
 """Every way to give an output: command, the file that is there, and words; weights, data and runs do not exist."""

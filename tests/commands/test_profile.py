@@ -8,7 +8,7 @@ import torch
 from commands import CONFIG, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for
 from torch.utils.flop_counter import FlopCounterMode
 
-from demo_sdtps.commands import profile_flops
+from demo_sdtps.commands import evaluate
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.fusion import HDM
@@ -48,7 +48,7 @@ def random_tokens(width, count):
 def test_profile_of_the_published_model(command):
     """Spec 10, where HDM's attentions are counted as seven plain ones."""
     code, stdout, _ = command(
-        profile_flops.main, "--config_file", ROOT / "configs" / "RGBNT201" / "DeMo.yml"
+        evaluate.flops, "--config_file", ROOT / "configs" / "RGBNT201" / "DeMo.yml"
     )
     assert code == 0
     rows = parse_rows(stdout)
@@ -73,7 +73,7 @@ def test_profile_of_the_published_model(command):
 def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, stdout, _ = command(
-        profile_flops.main, *cli_args_for("nowhere"), "--num_class", "9", "--camera_num", "3"
+        evaluate.flops, *cli_args_for("nowhere"), "--num_class", "9", "--camera_num", "3"
     )
     assert code == 0 and "32×16" in stdout and "9 classes, 3 cameras" in stdout
     model = make_model(load_cfg(CONFIG, SMALL), 9, 3)
@@ -86,17 +86,17 @@ def test_profile_of_a_checkpoint(command, tmp_path, caplog):
     """With its configuration, identities and cameras, no operator left out; other numbers and another model are refused."""
     words = cli_args_for("nowhere", "MODEL.HDM", "True")
     weight = checkpoint_file(tmp_path / "x.pth", load_cfg(CONFIG, words[2:]), classes=9, cameras=3)
-    code, stdout, stderr = command(profile_flops.main, "--weight", weight)
+    code, stdout, stderr = command(evaluate.flops, "--weight", weight)
     assert code == 0, stderr
     assert "Not counted" not in caplog.text
     sizes = ("--num_class", "9", "--camera_num", "3")
-    assert stdout == command(profile_flops.main, *words, *sizes)[1]
-    assert stdout == command(profile_flops.main, *words, *sizes, "--weight", weight)[1]
+    assert stdout == command(evaluate.flops, *words, *sizes)[1]
+    assert stdout == command(evaluate.flops, *words, *sizes, "--weight", weight)[1]
     for other in (("--num_class", "8"), ("MODEL.HDM", "False")):
-        code, stdout, stderr = command(profile_flops.main, "--weight", weight, *other)
+        code, stdout, stderr = command(evaluate.flops, "--weight", weight, *other)
         assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
         assert f"The weights {weight} do not fit" in stderr
-    code, _, stderr = command(profile_flops.main)
+    code, _, stderr = command(evaluate.flops)
     assert code == 2 and "give --weight a checkpoint" in stderr
 
 
@@ -104,7 +104,7 @@ def test_the_share_of_the_dense_model_is_of_its_own_total(command):
     slim = shlex.split("MODEL.SLIM_SCORE saliency MODEL.SLIM_BLOCKS [0] MODEL.SLIM_KEEP [0.5]")
     totals = []
     for words in ([], slim):
-        code, stdout, stderr = command(profile_flops.main, *cli_args_for("nowhere", *words))
+        code, stdout, stderr = command(evaluate.flops, *cli_args_for("nowhere", *words))
         assert code == 0, stderr
         totals.append(parse_rows(stdout.partition("share of")[0])["total"][1])
         shares = re.findall(r"^share of the dense model's ([\d.]+) GMACs: ([\d.]+)%$", stdout, re.M)

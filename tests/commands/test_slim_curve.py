@@ -6,7 +6,7 @@ import pytest
 from commands import BASELINE, cli_args_for, read_scores, weights_file
 from PIL import Image
 
-from demo_sdtps.commands import slim_curve
+from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.reports.slim_curve import AS_TRAINED
@@ -25,7 +25,7 @@ def curve(command, tmp_path):
 
     def call(words, options, image):
         outputs = ("--output", tmp_path / image, "--json", tmp_path / "curve.json")
-        code, stdout, stderr = command(slim_curve.main, *words, *options.split(), *outputs)
+        code, stdout, stderr = command(evaluate.slim_curve, *words, *options.split(), *outputs)
         assert code == 0, stderr
         return json.loads((tmp_path / "curve.json").read_text())["points"], stdout
 
@@ -87,4 +87,4 @@ def test_a_checkpoint_s_own_setting(curve, score, command, tiny_root, tmp_path, 
     assert score(*words)["mAP"] == points[1]["mAP"]
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
     # with the default scores
-    assert command(slim_curve.main, *words, "--blocks", "1", "--keep", "0.5")[0] == 0
+    assert command(evaluate.slim_curve, *words, "--blocks", "1", "--keep", "0.5")[0] == 0

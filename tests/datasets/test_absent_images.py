@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny import CONFIG
 
-from demo_sdtps.commands import calibrate, report
+from demo_sdtps.commands import evaluate, search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError
@@ -89,11 +89,11 @@ def test_unreadable_images_are_left_out_by_train_test_report_and_calibrate(tmp_p
     assert {*record["left_out"]} == {*broken} and record["status"] == "finished"
     assert command(test_net.main, *weight, "DATASETS.SKIP_UNREADABLE", "False")[0] == 2
     page = ("--run", run, "--html", tmp_path / "x.html")
-    for main, more in ((test_net.main, weight), (report.main, page)):
+    for main, more in ((test_net.main, weight), (evaluate.report, page)):
         code, stdout, stderr = command(main, *more, skip)
         assert code == 0 and listed(stdout, broken[1:]) and "11 queries" in stdout, stderr
     shutil.copytree(data, tmp_path / "other")
     other = ("--split", "query", "DATASETS.ROOT_DIR", tmp_path / "other")
-    message = command(calibrate.main, *weight, *other, "DATASETS.SKIP_UNREADABLE", "False")[2]
+    message = command(search.calibrate, *weight, *other, "DATASETS.SKIP_UNREADABLE", "False")[2]
     assert "cannot be read" in message
-    assert "too few pairs of triplets" in command(calibrate.main, *weight, *other, skip)[2]
+    assert "too few pairs of triplets" in command(search.calibrate, *weight, *other, skip)[2]

@@ -21,7 +21,7 @@ from ranking_cases import assert_same
 from tiny import CONFIG, ROOT
 
 import demo_sdtps
-from demo_sdtps.commands import calibrate, check_data, search, synthetic
+from demo_sdtps.commands import check_data, search, synthetic
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -307,7 +307,12 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command, 
     cfg = load_cfg(str(ROOT / "configs/Synthetic/DeMo_Slim.yml"), opts)
     checkpoint_file(Path("runs/demo/best.pth"), cfg)
     *steps, (served, *_) = read_commands("## From the demo to an answer")
-    mains = {"check": check_data, "train": train_net, "calibrate": calibrate, "search": search}
+    mains = {
+        "check": check_data,
+        "train": train_net,
+        "calibrate": search.calibrate,
+        "search": search,
+    }
     assert served == "app" and [name for name, *_ in steps] == [*mains]
     printed = {}
     for name, *words in steps:

@@ -20,7 +20,7 @@ from demo_sdtps.datasets import SPLITS, data_name, read_splits
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
-from demo_sdtps.datasets.pairing import unpaired
+from demo_sdtps.datasets.own import unpaired
 
 CELSIUS = Range(27315, 31315)
 COUNTS = np.random.default_rng(0).normal(29500, 900, (32, 16)).clip(0, 65535).astype(np.uint16)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from commands import BASELINE, CONFIG, cli_args_for, weights_file
 from torch.utils.data import DataLoader
 
-from demo_sdtps.commands import selection_quality
+from demo_sdtps.commands import evaluate
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 from demo_sdtps.datasets.loaders import ImageDataset, batches, collate
 from demo_sdtps.datasets.transforms import PerModality, test_transform
@@ -70,7 +70,7 @@ def measure(command, words, *more):
     """What the command writes to its --json file, and prints."""
     output = Path(words[-1]).with_name("measured.json")
     code, stdout, stderr = command(
-        selection_quality.main, *words, "--overwrite", "--json", output, *more
+        evaluate.selection, *words, "--overwrite", "--json", output, *more
     )
     assert code == 0 and not stderr, stderr
     return json.loads(output.read_text()), stdout

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from demo_sdtps.retrieval.blocks import FeatureBlocks, Gallery
+from demo_sdtps.retrieval.nearest import FeatureBlocks, Gallery
 
 
 def read_all(feature_set):

@@ -13,10 +13,10 @@ from PIL import Image
 
 from demo_sdtps.commands import call
 from demo_sdtps.config.cli import PICTURE
-from demo_sdtps.reports import palette
 from demo_sdtps.reports.figures import (
+    COLOURED,
     GREY,
-    OPACITY,
+    HEAT,
     apart,
     dark,
     heat_map,
@@ -43,18 +43,18 @@ def test_colours_are_in_one_file():
     files = [*reports.glob("*.py"), *(ROOT / "tools").glob("*.py"), *reports.glob("templates/*.js")]
     colour = re.compile(r"#[0-9a-fA-F]{6}\b")
     with_colours = [file.name for file in files if colour.search(file.read_text(encoding="utf-8"))]
-    assert with_colours == ["palette.py"]
+    assert with_colours == ["figures.py"]
 
 
 def test_a_heat_map_leaves_out_what_has_no_value():
     image = numpy_generator(1).integers(0, 256, (8, 4, 3), np.uint8)
     actual = heat_map(image, torch.tensor([[3.0, torch.nan], [5.0, 4.0]]))
-    low, middle, high = np.array(plt.get_cmap(palette.HEAT)([0.0, 0.5, 1.0]))[:, :3]
+    low, middle, high = np.array(plt.get_cmap(HEAT)([0.0, 0.5, 1.0]))[:, :3]
     colours = {(0, 0): low, (1, 0): high, (1, 1): middle}
     for (row, column), pixel in np.ndenumerate(image.mean(axis=2)):
         expected = np.full(3, GREY * pixel / 255)
         if (patch := (row // 4, column // 2)) in colours:
-            expected = (1 - OPACITY) * expected + OPACITY * colours[patch]
+            expected = (1 - COLOURED) * expected + COLOURED * colours[patch]
         assert actual[row, column] == pytest.approx(expected)
 
 

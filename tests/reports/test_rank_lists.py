@@ -20,15 +20,17 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.evaluation.extraction import extract_features, load_model_and_data
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.evaluation.reranking import k_reciprocal
-from demo_sdtps.reports import ranks
+from demo_sdtps.reports import evaluation
 
 
 @pytest.fixture
 def draw_list(command, monkeypatch, tiny_root, tmp_path):
     """Draw one query's list, with these words after the command's: → (title, the gallery's (place, distance), cfg)."""
-    figures, save = [], ranks.save
+    figures, save = [], evaluation.figures.save
     monkeypatch.setattr(
-        ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path)
+        evaluation.figures,
+        "save",
+        lambda figure, path: figures.append(figure) or save(figure, path),
     )
     weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
 
@@ -150,9 +152,9 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranking_ca
     failed, possible = (
         [number for number in everyone if ranks[number] > 1] for ranks in (best, worst)
     )
-    actual = ranks.failures(*ranking_case)
+    actual = evaluation.failures(*ranking_case)
     assert {*failed} <= {*actual} <= {*possible} and 0 < len(actual) == len({*actual}) < QUERIES
     assert all(worst[first] >= best[second] for first, second in pairwise(actual))
     perfect = F.one_hot(data.labels("identity", torch.arange(len(data.samples)))).float()
     with pytest.raises(UserError, match="--failures finds none"):
-        ranks.failures(cfg, perfect, data)
+        evaluation.failures(cfg, perfect, data)

@@ -15,7 +15,7 @@ from finished import make_run
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
 
-from demo_sdtps.commands import analyse, report
+from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.extraction import load_model_and_data
@@ -51,9 +51,9 @@ def analysed_run(tiny_root, tmp_path_factory):
         root,
         *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SIE_CAMERA False"),
     )
-    assert call(["--run", run, "--html", run / "report.html", *BOUNDS], report.main) == 0
+    assert call(["--run", run, "--html", run / "report.html", *BOUNDS], evaluate.report) == 0
     words = ["--weight", run / "last.pth", "--json", folder / "x.json", *BOUNDS[:4]]
-    assert call(words, analyse.main) == 0
+    assert call(words, evaluate.analyse) == 0
     cfg = load_cfg(run / "config.yml", ["TEST.WEIGHT", str(run / "last.pth")])
     return run / "report.html", json.loads((folder / "x.json").read_text()), cfg
 
@@ -168,7 +168,7 @@ def test_runs_are_compared(driver, analysed_run, other_run, tmp_path, command):
     """Each on its own data, with differences to the first, and with the keys in which they differ."""
     file, numbers, _ = analysed_run
     words = ["--run", file.parent, "--run", other_run, *BOUNDS]
-    assert call([*words, "--html", tmp_path / "x.html"], report.main) == 0
+    assert call([*words, "--html", tmp_path / "x.html"], evaluate.report) == 0
     weight = ("--weight", other_run / "last.pth", "--json", tmp_path / "other.json")
     assert command(test_net.main, *weight)[0] == 0
     page = Page(driver, tmp_path / "x.html")
@@ -209,7 +209,7 @@ def test_three_runs_are_whole_on_a_screen_and_words_stay_whole(
 ):
     third = shutil.copytree(other_run, tmp_path / "RGBNT201_DeMo_with_SDTPS_seed_3")
     runs = (word for run in (analysed_run[0].parent, other_run, third) for word in ("--run", run))
-    assert call([*runs, *BOUNDS, "--html", tmp_path / "x.html"], report.main) == 0
+    assert call([*runs, *BOUNDS, "--html", tmp_path / "x.html"], evaluate.report) == 0
     page = Page(driver, tmp_path / "x.html")
     page.show(1400, "light")
     tables = "[...document.querySelectorAll('#comparison .scroll')]"
@@ -231,7 +231,7 @@ def test_the_run_whose_data_or_files_are_missing_is_named(
 
     def message(*runs):
         words = [word for run in runs for word in ("--run", run)]
-        code, _, stderr = command(report.main, *words, "--html", page)
+        code, _, stderr = command(evaluate.report, *words, "--html", page)
         assert code == 2 and not page.exists() and stderr.count("error: ") == 1
         return stderr
 
@@ -298,7 +298,7 @@ def test_other_data_and_models(driver, tmp_path, kind):
     run = make_run(
         tmp_path / "run", tmp_path, *(word for pair in more.items() for word in pair), config=config
     )
-    assert call(["--run", run, "--html", tmp_path / "x.html"], report.main) == 0
+    assert call(["--run", run, "--html", tmp_path / "x.html"], evaluate.report) == 0
     page = Page(driver, tmp_path / "x.html")
     wide, alone = write is write_rgbnt100, kind == "RGB alone"
     # nothing on several modalities where there is one

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 import pytest
 from finished import make_run
 
-from demo_sdtps.commands import profile_flops, report
+from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.evaluation.tables import MEASURES, latex_table
 
@@ -24,7 +24,7 @@ def test_several_runs_are_one_table(tiny_root, tmp_path, command):
     runs = (*dense, slim, copy)
     files = tmp_path / "x.csv", tmp_path / "x.tex"
     words = [word for run in runs for word in ("--run", run)]
-    code, stdout, stderr = command(report.main, *words, "--csv", files[0], "--latex", files[1])
+    code, stdout, stderr = command(evaluate.report, *words, "--csv", files[0], "--latex", files[1])
     assert code == 0, stderr
     assert sorted(path.name for path in dense[0].iterdir()) == [
         "config.yml",
@@ -45,8 +45,7 @@ def test_several_runs_are_one_table(tiny_root, tmp_path, command):
         assert command(test_net.main, *test)[0] == 0
         (cases,) = json.loads(output.read_text())["cases"].values()
         scores.append([100 * cases["3"][measure] for measure in MEASURES])
-    for run in (dense[0], slim):
-        _, flops, _ = command(profile_flops.main, "--weight", run / "last.pth")
+        _, flops, _ = command(evaluate.flops, "--weight", run / "last.pth")
         total = re.findall(r"^total .* ([\d.]+)$", flops, re.M)[0]
         share = re.findall(r"GMACs: (.+)$", flops, re.M) or ["100.0%"]
         costs.append([f"{float(total):.2f}", *share])
@@ -66,14 +65,14 @@ def test_several_runs_are_one_table(tiny_root, tmp_path, command):
 @pytest.mark.soak
 def test_figures_as_pdf(tiny_root, tmp_path, command):
     run = make_run(tmp_path / "run", tiny_root)
-    code, stdout, stderr = command(report.main, "--run", run, "--figures", ".pdf")
+    code, stdout, stderr = command(evaluate.report, "--run", run, "--figures", ".pdf")
     assert code == 0, stderr
     assert not [*run.glob("*.png")] and "GMACs" not in stdout
     for name in ("curves", "ranks", "tokens"):
         assert (run / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    _, other, _ = command(report.main, "--run", run, "TEST.FEAT_NORM", "no")
+    _, other, _ = command(evaluate.report, "--run", run, "TEST.FEAT_NORM", "no")
     assert (
         "mAP untrained" in stdout and "mAP untrained" not in other
     )  # which was with other options
-    code, _, stderr = command(report.main, "--run", run, "--figures", ".pdf")
+    code, _, stderr = command(evaluate.report, "--run", run, "--figures", ".pdf")
     assert code == 2 and "curves.pdf" in stderr and "--overwrite" in stderr

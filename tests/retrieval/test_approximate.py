@@ -13,7 +13,7 @@ from numeric import numpy_generator
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.retrieval import approximate, nearest
-from demo_sdtps.retrieval.columns import table_schema
+from demo_sdtps.retrieval.engine import table_schema
 from demo_sdtps.retrieval.table import create_table, open_table
 
 WIDTH, COUNT, TOP = 24, 600, 5  # three parts of a feature, of RGB, NI and TI

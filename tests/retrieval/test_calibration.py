@@ -13,7 +13,7 @@ from modality_sets import present_in
 from numeric import generator
 
 import demo_sdtps
-from demo_sdtps.commands import calibrate, search, synthetic
+from demo_sdtps.commands import search, synthetic
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, read_splits, split_validation
@@ -83,7 +83,7 @@ def calibrated_weights(weights, other_root, tmp_path_factory):
     """A copy of it, calibrated on the split train of other data."""
     path = shutil.copyfile(weights, tmp_path_factory.mktemp("calibrated") / "last.pth")
     words = ("--weight", path, "--split", "train", "--test", "DATASETS.ROOT_DIR", other_root)
-    assert call(words, calibrate.main) == 0
+    assert call(words, search.calibrate) == 0
     return path
 
 
@@ -270,17 +270,17 @@ def test_identities_of_training_and_test_are_not_calibrated_on(
 ):
     """Nor ones that another share would have left out."""
     word = "--weight"
-    assert "DATASETS.VALIDATION 0.3" in refusal(calibrate.main, word, weights)
+    assert "DATASETS.VALIDATION 0.3" in refusal(search.calibrate, word, weights)
     for split in ("train", "query"):
-        assert "promises too much" in refusal(calibrate.main, word, weights, "--split", split)
+        assert "promises too much" in refusal(search.calibrate, word, weights, "--split", split)
     held_out = with_values(demo_sdtps.load(weights).cfg, {"DATASETS.VALIDATION": 0.34})
     other = checkpoint_file(tmp_path / "other.pth", held_out)
     share = ("DATASETS.VALIDATION", "0.5")
     again = ("--split", "train", "DATASETS.ROOT_DIR", f"{held_out.DATASETS.ROOT_DIR}/.")
-    assert "promises too much" in refusal(calibrate.main, word, other, *again)
-    assert "trained with 0.34" in refusal(calibrate.main, word, other, *share)
+    assert "promises too much" in refusal(search.calibrate, word, other, *again)
+    assert "trained with 0.34" in refusal(search.calibrate, word, other, *share)
     root = ("DATASETS.ROOT_DIR", other_root)
-    assert call((word, other, *root), calibrate.main) == 0
+    assert call((word, other, *root), search.calibrate) == 0
     stdout = capsys.readouterr().out
     assert "RGB, RGB+NI+TI" in stdout and "(5%)" in stdout
     assert (
@@ -288,13 +288,13 @@ def test_identities_of_training_and_test_are_not_calibrated_on(
     )
     alone = with_values(held_out, {"DATASETS.VALIDATION": 0.13})
     other = checkpoint_file(tmp_path / "alone.pth", alone)
-    message = refusal(calibrate.main, word, other, *root)
+    message = refusal(search.calibrate, word, other, *root)
     assert "too few pairs of triplets, 10 and 200 are needed" in message
     assert (
         f"{WHOLE} has " in message and " pairs of one identity by different cameras and " in message
     )
     again = (word, calibrated[0], "--split", "train", *root)
-    assert "--overwrite" in refusal(calibrate.main, *again)
+    assert "--overwrite" in refusal(search.calibrate, *again)
 
 
 def test_a_damaged_calibration_is_told(calibrated, refusal, files):

@@ -14,7 +14,7 @@ from pyarrow import parquet as pq
 from tiny import MODEL
 
 import demo_sdtps
-from demo_sdtps.commands import rank_features
+from demo_sdtps.commands import search
 from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import Sample
@@ -123,7 +123,7 @@ def test_a_damaged_export_is_refused(export, refusal, tmp_path):
     content[100] ^= 1
     path.write_bytes(content)
     words = ("--query", "x", "--gallery", "x", "--csv", "x.csv")
-    assert "The table x is damaged; run the export again" in refusal(rank_features.main, *words)
+    assert "The table x is damaged; run the export again" in refusal(search.rank, *words)
     assert "0 were there" in export("x", "--overwrite")
     read_all(open_features(tmp_path / "x"))
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_written_is_refused_before_any_work(
     assert message == (
         "--format parquet needs pyarrow; install them by pip install -e '.[parquet]'."
     )
-    message = refusal(rank_features.main, "--query", "folder", "--gallery", "folder")
+    message = refusal(search.rank, "--query", "folder", "--gallery", "folder")
     assert message == "The table folder needs lancedb; install them by pip install -e '.[search]'."
 
 

@@ -10,7 +10,7 @@ import torch
 from ranking_cases import random_case
 
 import demo_sdtps
-from demo_sdtps.commands import rank_features
+from demo_sdtps.commands import search
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.evaluation.distances import (
     Comparison,
@@ -21,7 +21,7 @@ from demo_sdtps.evaluation.distances import (
 from demo_sdtps.evaluation.metrics import evaluate_ranking, match_ranks
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
-from demo_sdtps.retrieval.columns import table_schema
+from demo_sdtps.retrieval.engine import table_schema
 from demo_sdtps.retrieval.features import row_checks
 from demo_sdtps.retrieval.nearest import nearest, search_sets
 from demo_sdtps.retrieval.table import create_table
@@ -117,7 +117,7 @@ def test_exported_features_that_are_not_finite_are_not_ranked(export, refusal):
     np.savez("bad.npz", **arrays)
     for words in (("bad.npz", "q.npz"), ("q.npz", "bad.npz")):
         for more in ((), ("--feat_norm", "no"), ("--csv", "x.csv")):
-            told = refusal(rank_features.main, "--query", words[0], "--gallery", words[1], *more)
+            told = refusal(search.rank, "--query", words[0], "--gallery", words[1], *more)
             assert "bad.npz" in told and "1 of" in told and "row 2" in told
 
 

@@ -13,7 +13,7 @@ from commands import CONFIG, ONE_LINE, ROOT, cli_args_for
 from weight_files import hub_cache
 
 import demo_sdtps
-from demo_sdtps.commands import profile_flops
+from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
@@ -77,7 +77,7 @@ def test_missing_data_are_reported_before_weights_are_fetched(command, tmp_path)
 
 
 def test_what_needs_no_pretrained_weights_does_not_ask_for_them(command):
-    code, stdout, _ = command(profile_flops.main, "--config_file", CONFIG, *HUB)
+    code, stdout, _ = command(evaluate.flops, "--config_file", CONFIG, *HUB)
     assert code == 0 and "test_vit" in stdout
 
 

@@ -14,16 +14,17 @@ from numeric import generator, numpy_generator
 from ranking_cases import assert_same, random_case
 
 from benchmarks.rows import peak_memory
-from demo_sdtps.commands import rank_features
+from demo_sdtps.commands import search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation import distances
 from demo_sdtps.evaluation.distances import Comparison, measure_distances
 from demo_sdtps.evaluation.metrics import evaluate_ranking, score_distances
-from demo_sdtps.retrieval import blocks, table
 from demo_sdtps.retrieval import export as exporting
-from demo_sdtps.retrieval.columns import table_schema
+from demo_sdtps.retrieval import nearest as exact
+from demo_sdtps.retrieval import table
+from demo_sdtps.retrieval.engine import table_schema
 from demo_sdtps.retrieval.nearest import nearest
 from demo_sdtps.retrieval.ranking import open_features
 from demo_sdtps.retrieval.table import create_table
@@ -99,7 +100,7 @@ def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
 @pytest.mark.slow
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     """A third of the gallery are copies; ties are in the order of the paths."""
-    for module in (blocks, table):
+    for module in (exact, table):
         monkeypatch.setattr(module, "READ_ELEMENTS", 100)
     draws = numpy_generator(2)
     gallery = draws.standard_normal((40, 16)).astype(np.float16)
@@ -119,9 +120,7 @@ def run_rank(success):
 
     def call(query, gallery, *words, scored=True):
         outputs = ("--csv", "x.csv", "--overwrite", *(("--json", "x.json") if scored else ()))
-        stdout = success(
-            rank_features.main, "--query", query, "--gallery", gallery, *outputs, *words
-        )
+        stdout = success(search.rank, "--query", query, "--gallery", gallery, *outputs, *words)
         header, *lines = read_rows("x.csv")
         assert header == ["query", "rank", "gallery", "distance"]
         record = json.loads(Path("x.json").read_text())["patterns"] if scored else None
@@ -179,7 +178,7 @@ def test_own_images_are_searched_in_an_export_of_a_data_set(export, run_rank, re
         shutil.copy(name, tmp_path / "photos" / f"{number}{Path(name).suffix}")
     export("q.npz", "--images", tmp_path / "photos", "--modality", "RGB")
     for gallery, text in (("g", "features are of Images and"), ("q.npz", "or not known, so")):
-        sentence = refusal(rank_features.main, "--query", "q.npz", "--gallery", gallery)
+        sentence = refusal(search.rank, "--query", "q.npz", "--gallery", gallery)
         assert text in sentence and "--csv" in sentence
     stdout, _, hits = run_rank("q.npz", "g", scored=False)
     assert "mAP" not in stdout
@@ -205,7 +204,7 @@ def test_features_that_cannot_be_compared_are_refused(export, refusal, tmp_path)
         ("m.npz", "MODEL.SDTPS_BETA, "),
         ("n.npz", "TEST.NECK_FEAT, 'before' and 'after'"),
     ):
-        sentence = refusal(rank_features.main, "--query", "q.npz", "--gallery", gallery)
+        sentence = refusal(search.rank, "--query", "q.npz", "--gallery", gallery)
         assert f"are of different values of {what}" in sentence
 
 
@@ -225,7 +224,7 @@ def test_a_condition_leaves_some_of_the_gallery(export, run_rank, refusal):
         ("g", "camera = 77", "leaves none of the rows of g"),
         ("q.npz", "camera = 1", "--where needs a table, but q.npz is a file"),
     ):
-        assert told in refusal(rank_features.main, *words, gallery, "--where", where)
+        assert told in refusal(search.rank, *words, gallery, "--where", where)
 
 
 def read_cameras(place):

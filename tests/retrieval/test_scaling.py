@@ -16,7 +16,7 @@ from tiny import MODEL
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.retrieval.columns import table_schema
+from demo_sdtps.retrieval.engine import table_schema
 from demo_sdtps.retrieval.table import create_table, open_table
 
 pytestmark = pytest.mark.slow

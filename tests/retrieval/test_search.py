@@ -140,7 +140,7 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
     exact = nearest.nearest(queries, make_blocks(gallery, names), 4)
     rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
     rows[1, 4:] = -1
-    actual = nearest.among(queries, make_blocks(gallery, names), 4, rows)
+    actual = nearest.nearest(queries, make_blocks(gallery, names), 4, rows)
     assert np.array_equal(actual.rows, exact.rows) and np.array_equal(
         actual.distances, exact.distances
     )

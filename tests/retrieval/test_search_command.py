@@ -18,7 +18,7 @@ from commands import (
 )
 
 import demo_sdtps
-from demo_sdtps.commands import rank_features
+from demo_sdtps.commands import search
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from tests.reference import cross_modal
 
@@ -100,7 +100,7 @@ def test_a_condition_leaves_some_of_the_gallery(run_search, weights, place, comm
         assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
         assert told in stderr
     code, stdout, stderr = command(
-        rank_features.main, *("--query", "kept", "--gallery", "kept", "--top", 1, "--csv", "x.csv")
+        search.rank, *("--query", "kept", "--gallery", "kept", "--top", 1, "--csv", "x.csv")
     )
     assert code == 0 and [row[0] == row[2] for row in read_rows("x.csv")[1:]] == 5 * [True], stderr
     for features, gallery, told in (
@@ -199,8 +199,8 @@ def test_csv_and_page_are_written_both_or_neither(run_search, place, monkeypatch
     run_search("--index", "kept")
     before = contents(place)
     monkeypatch.setattr(
-        "demo_sdtps.retrieval.search.report",
-        lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink() or "gone",
+        "demo_sdtps.retrieval.search.print_lines",
+        lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink(),
     )
     code, _, stderr = run_search("--index", "kept", "--csv", "hits.csv", "--output", "hits.html")
     assert code == 2 and stderr.startswith(ONE_LINE)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.reports import search_page
+from demo_sdtps.reports import page as pages
 from demo_sdtps.retrieval.search import Hit
 
 SETTINGS = KEEP_ALL
@@ -38,7 +38,7 @@ def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypat
     assert len(links) >= 12 and not any(link.is_absolute() for link in links)
     assert all((place / link).is_file() for link in links)
     for name, most, limits in (("MOST_HITS", 2, "2 and 2"), ("THUMBNAIL_BYTES", 1, "1 and 2")):
-        monkeypatch.setattr(search_page, name, most)
+        monkeypatch.setattr(pages, name, most)
         stdout = run_search(*words, "--overwrite", gallery=hostile)[1]
         told = f"queries: 2, hits of each: 3; the page is limited to {limits}, --csv writes all"
         assert told in stdout
@@ -51,9 +51,9 @@ def test_what_has_no_fit_is_neither_known_nor_unknown():
         (0.75, False, "P = 75.0%", ("0.750000", 0)),
     ):
         hit = Hit(Triplet(("x.png", None, None)), 1.5, 2.5, probability, is_unknown)
-        assert search_page.hit_text(hit) == text
+        assert pages.hit_text(hit) == text
         columns = ["score", "probability", "unknown"]
-        assert search_page.csv_values(hit, columns) == ("x.png", 1.5, "2.500000", *judged)
+        assert pages.csv_values(hit, columns) == ("x.png", 1.5, "2.500000", *judged)
 
 
 def page_data(path):

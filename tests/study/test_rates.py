@@ -1,11 +1,19 @@
-"""The choice of learning rates in a study (demo_sdtps/study/rates.py), and its table."""
+"""The choice of learning rates in a study (demo_sdtps/study/results.py), and its table."""
 
 from commands import ROOT
 
 from demo_sdtps.evaluation.tables import markdown_table
-from demo_sdtps.study.rates import choice, chosen_rates, families, finalists, next_rates
 from demo_sdtps.study.report import rates_table
-from demo_sdtps.study.results import final_metric, read_result, write_result
+from demo_sdtps.study.results import (
+    choice,
+    chosen_rates,
+    families,
+    final_metric,
+    finalists,
+    next_rates,
+    read_result,
+    write_result,
+)
 
 
 def grid_result(maps):

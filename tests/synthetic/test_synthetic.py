@@ -18,7 +18,7 @@ from demo_sdtps.commands import synthetic
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.synthetic import body, pedestrians, triplets, vehicles
-from demo_sdtps.synthetic.cameras import CAMERAS
+from demo_sdtps.synthetic.scene import CAMERAS
 from demo_sdtps.synthetic.triplets import is_night
 
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")

@@ -26,7 +26,7 @@ from numeric import assert_close
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from demo_sdtps.commands import report
+from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
@@ -183,7 +183,7 @@ def assert_drawn(path, rows=1):
 def test_the_report_sets_the_run_beside_the_untrained_model(run_folder, tmp_path, command):
     """Wherever the run has gone."""
     moved, records = shutil.copytree(run_folder, tmp_path / "moved"), load_records(run_folder)
-    code, stdout, stderr = command(report.main, "--run", moved)
+    code, stdout, stderr = command(evaluate.report, "--run", moved)
     assert code == 0 and "32 queries" in stdout, stderr
     table = parse_table(stdout)
     for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():

@@ -1,14 +1,18 @@
 """A trained model as a file for ONNX Runtime or OpenVINO, and as a program of torch.export (docs/deploy.md)."""
 
+import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
@@ -17,9 +21,8 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import decoded_triplets, extract_features
 from demo_sdtps.evaluation.protocol import TestData, rank_features
-from demo_sdtps.modeling.exported import NORMALISED, ExportedModel
+from demo_sdtps.modeling.exported import ABOUT, NORMALISED, ExportedModel
 from demo_sdtps.retrieval.extractor import Extractor
-from demo_sdtps.retrieval.onnx_export.convert import Feed, convert_onnx, write_openvino
 from demo_sdtps.retrieval.onnx_export.graph import (
     Patterns,
     export_program,
@@ -27,15 +30,15 @@ from demo_sdtps.retrieval.onnx_export.graph import (
     random_inputs,
     write_onnx,
 )
-from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
+from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file, seal
 
 __all__ = ["Patterns", "convert_onnx", "export_model", "export_program", "random_inputs"]
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-4
 ROUNDING, TRIES = 1e-5, 8  # relative changes of images that show whether a selection is a tie
-CALIBRATION = 300
-"""Triplets that int8 is calibrated on, at most."""
+CALIBRATION = 300  # triplets that int8 is calibrated on, at most
+Feed = Mapping[str, np.ndarray]  # the inputs of a model by their names
 
 
 def check_file(extractor: Extractor, model: ExportedModel) -> list[str]:
@@ -64,20 +67,16 @@ def check_file(extractor: Extractor, model: ExportedModel) -> list[str]:
     return lines
 
 
-def relative_differences(
-    outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def relative_differences(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
     """(B,): the largest difference of each image in any output, relative to the output's largest value."""
-    differences = [
-        (output - other).abs().amax(dim=1) / other.abs().max()
-        for output, other in zip(outputs, expected, strict=True)
-    ]
+    pairs = zip(outputs, expected, strict=True)
+    differences = [(one - other).abs().amax(dim=1) / other.abs().max() for one, other in pairs]
     return torch.stack(differences).amax(dim=0)
 
 
 def undecided_triplets(
-    graph: nn.Module, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> torch.Tensor:
+    graph: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]
+) -> Tensor:
     """(B,) bool: whether torch's own outputs change beyond `TOLERANCE` with images changed by rounding."""
     generator = torch.Generator().manual_seed(0)
     is_undecided = torch.zeros(len(inputs[0]), dtype=torch.bool)
@@ -159,3 +158,113 @@ def export_model(
         *lines,
         f"Wrote {path}, {precision}, {size:.1f} MiB; the float32 model was compared with torch on random images.",
     )
+
+
+QUANTISED = ["MatMul", "Gemm"]  # what is worth it; the score of the patches stays as it is
+PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
+
+
+def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None:
+    """Convert a float32 model in its place, whose inputs and outputs stay so: to float16 throughout, or to int8 weights with
+    activations that are quantised as they come ("int8"), or in the ranges that they have for `feeds` ("int8_static")."""
+    import onnx
+
+    if precision == "float16":
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), path)
+    if not precision.startswith("int8"):
+        seal(path)
+        return
+    from onnxruntime.quantization import quantize_dynamic, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    quant_pre_process(path, path, skip_symbolic_shape=True)
+    model = onnx.load(path)
+    model.graph.ClearField("value_info")  # of some models it has shapes that are no longer true
+    onnx.save(model, path)
+    if precision == "int8":
+        quantize_dynamic(path, path, op_types_to_quantize=QUANTISED)
+    else:
+        # quantize_static calls no other method of a reader
+        reader = SimpleNamespace(get_next=partial(next, iter(feeds), None))
+        # the products of attention, in which int8 is slower
+        weights, nodes = {each.name for each in model.graph.initializer}, model.graph.node
+        exact = [node.name for node in nodes if not weights.intersection(node.input)]
+        how = {"op_types_to_quantize": QUANTISED, "nodes_to_exclude": exact, "per_channel": True}
+        quantize_static(path, path, reader, **how)
+    seal(path)
+
+
+def write_openvino(
+    onnx: Path, path: Path, about: Mapping[str, str], feeds: Sequence[Feed] = ()
+) -> None:
+    """An ONNX file in float32 as a file of OpenVINO, with `feeds` in int8 as NNCF quantises it after training."""
+    import openvino
+    from openvino import opset11
+
+    model = openvino.convert_model(onnx)
+    for node in model.get_ops():
+        if node.get_type_name() == "Interpolate":
+            # OpenVINO's own antialiasing differs from torchvision's by up to five levels of 255, this by one.
+            sides, axes = node.output(0).get_partial_shape(), np.array([2, 3])
+            size = np.array([sides[axis].get_length() for axis in axes])
+            pillow = opset11.interpolate(
+                node.input_value(0), size, "bilinear_pillow", "sizes", axes=axes
+            )
+            node.output(0).replace(pillow.output(0))
+    if feeds:
+        import nncf
+
+        nncf.set_log_level(logging.ERROR)  # it tells every operator that it leaves as it is
+        kinds = {node.get_type_name() for node in model.get_ops()} - PRODUCTS
+        scope = nncf.IgnoredScope(types=sorted(kinds), validate=False)
+        kind, data = nncf.ModelType.TRANSFORMER, nncf.Dataset(feeds)
+        model = nncf.quantize(
+            model, data, model_type=kind, ignored_scope=scope, subset_size=len(feeds)
+        )
+    model.set_rt_info(about[ABOUT], [ABOUT])
+    openvino.save_model(model, path, compress_to_fp16=False)
+    seal(path, path.with_suffix(".bin"))
+
+
+MOST = 64  # images of a batch that the server may form of its requests
+TYPES = {"tensor(float)": "TYPE_FP32", "tensor(uint8)": "TYPE_UINT8", "tensor(int64)": "TYPE_INT64"}
+"""Triton's names of the types of ONNX Runtime."""
+
+
+def repository_files(repository: Path, model: Path) -> tuple[Path, Path]:
+    """The files of the model in the repository, under the name of its file: the configuration, and version 1."""
+    folder = repository / model.stem
+    return folder / "config.pbtxt", folder / "1" / "model.onnx"
+
+
+def check_repository(repository: Path, model: Path, overwrite: bool) -> None:
+    """Raise `UserError` where the files of the model cannot be written."""
+    for file in repository_files(repository, model):
+        check_output_file(file, file.suffix, overwrite)
+
+
+def write_repository(repository: Path, model: Path) -> None:
+    """Write the exported `model`, and then its configuration, with which the server loads it."""
+    config, copy = repository_files(repository, model)
+    with atomic_write(config) as text, atomic_write(copy) as temporary:
+        text.write_text(model_config(model), encoding="utf-8")
+        shutil.copyfile(model, temporary)
+
+
+def model_config(model: Path) -> str:
+    """config.pbtxt: the inputs and outputs of the file, whose first axis is the batch, and batches formed of requests."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    lines = [f'name: "{model.stem}"', 'backend: "onnxruntime"', f"max_batch_size: {MOST}"]
+    for kind, tensors in (("input", session.get_inputs()), ("output", session.get_outputs())):
+        for tensor in tensors:
+            sizes = [size if isinstance(size, int) else -1 for size in tensor.shape[1:]]
+            # Triton has no tensor without an axis beside the batch.
+            shape = f"dims: {sizes}" if sizes else "dims: [1] reshape: {shape: []}"
+            lines.append(
+                f'{kind} {{name: "{tensor.name}" data_type: {TYPES[tensor.type]} {shape}}}'
+            )
+    return "\n".join([*lines, "dynamic_batching {}"]) + "\n"

@@ -13,15 +13,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.config.load import get_cfg
-from demo_sdtps.modeling import DeMo
-from demo_sdtps.modeling.exported import (
-    ABOUT,
-    IMAGENET,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    NORMALISED,
-    UINT8,
-)
+from demo_sdtps.modeling import DeMo, exported
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.runtime.files import SEAL, UNSEALED, seal
 
@@ -34,19 +26,26 @@ class Patterns(nn.Module):
     trackers camera (B,) → features by return pattern, for trackers by TEST.RETURN_PATTERN alone. An image of zeros is a missing
     one."""
 
-    def __init__(self, model: DeMo, inputs: str = NORMALISED, cfg: CfgNode | None = None):
+    def __init__(self, model: DeMo, inputs: str = exported.NORMALISED, cfg: CfgNode | None = None):
         super().__init__()
         self.model, self.inputs, cfg = model, inputs, cfg or get_cfg()
         self.pixel_mean, self.pixel_std, self.imagenet_mean, self.imagenet_std = (
             torch.tensor(values)[:, None, None]
-            for values in (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD, IMAGENET_MEAN, IMAGENET_STD)
+            for values in (
+                cfg.INPUT.PIXEL_MEAN,
+                cfg.INPUT.PIXEL_STD,
+                exported.IMAGENET_MEAN,
+                exported.IMAGENET_STD,
+            )
         )
         self.size, self.neck = list(cfg.INPUT.SIZE_TEST), cfg.TEST.NECK_FEAT
-        self.patterns = [cfg.TEST.RETURN_PATTERN] if inputs == IMAGENET else [*model.layout.columns]
+        self.patterns = (
+            [cfg.TEST.RETURN_PATTERN] if inputs == exported.IMAGENET else [*model.layout.columns]
+        )
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         *images, camera = inputs
-        if self.inputs == IMAGENET:
+        if self.inputs == exported.IMAGENET:
             unknown = self.model.backbone.cameras
             images, camera = [*inputs], inputs[0].new_full(inputs[0].shape[:1], unknown).long()
         # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
@@ -58,9 +57,9 @@ class Patterns(nn.Module):
 
     def normalised(self, image: torch.Tensor) -> torch.Tensor:
         """Images (B, 3, h, w) → (B, 3, H, W), as the model takes them."""
-        if self.inputs == NORMALISED:
+        if self.inputs == exported.NORMALISED:
             return image
-        if self.inputs == IMAGENET:
+        if self.inputs == exported.IMAGENET:
             return (
                 image * self.imagenet_std + self.imagenet_mean - self.pixel_mean
             ) / self.pixel_std
@@ -70,17 +69,17 @@ class Patterns(nn.Module):
 
 
 def export_program(
-    model: DeMo, size: list[int], inputs: str = NORMALISED, cfg: CfgNode | None = None
+    model: DeMo, size: list[int], inputs: str = exported.NORMALISED, cfg: CfgNode | None = None
 ) -> torch.export.ExportedProgram:
     """torch.export of `Patterns` with a dynamic batch, for images of (height, width), of uint8 of any size."""
     batch = torch.export.Dim("batch", min=1, max=MOST)
     with torch.no_grad():
         # Sizes of no meaning, as an example of the model's own would fix them.
         examples = random_inputs(
-            model, [side + 3 for side in size] if inputs == UINT8 else size, 2, inputs
+            model, [side + 3 for side in size] if inputs == exported.UINT8 else size, 2, inputs
         )
         shapes: list[dict[int, Any]] = [{0: batch} for _ in examples]
-        if inputs == UINT8:
+        if inputs == exported.UINT8:
             for name, shape in zip(model.modalities, shapes, strict=False):
                 for dim, side in ((2, "height"), (3, "width")):
                     shape[dim] = torch.export.Dim(f"{name.lower()}_{side}", min=1, max=MOST)
@@ -89,23 +88,24 @@ def export_program(
 
 
 def random_inputs(
-    model: DeMo, size: list[int], batch: int, inputs: str = NORMALISED
+    model: DeMo, size: list[int], batch: int, inputs: str = exported.NORMALISED
 ) -> tuple[torch.Tensor, ...]:
     """Images and cameras, the same in every run."""
     generator = torch.Generator().manual_seed(batch)
     images = [torch.randn(batch, 3, *size, generator=generator) for _ in model.modalities]
-    if inputs == UINT8:
+    if inputs == exported.UINT8:
         images = [(128 + 50 * image).clamp(1, 255).byte() for image in images]
     cameras = torch.arange(batch) % (1 + model.camera_num)
-    return (*images, cameras) if inputs != IMAGENET else (*images,)
+    return (*images, cameras) if inputs != exported.IMAGENET else (*images,)
 
 
-def write_onnx(extractor: Extractor, path: Path, inputs: str = NORMALISED) -> None:
+def write_onnx(extractor: Extractor, path: Path, inputs: str = exported.NORMALISED) -> None:
     """Write the model, with preprocessing and origin in the metadata."""
     from demo_sdtps.retrieval.onnx_export.operators import OPERATORS
 
     cfg, model = extractor.cfg, extractor.model
-    names = [*map(str.lower, model.modalities), *([] if inputs == IMAGENET else ["camera"])]
+    camera = [] if inputs == exported.IMAGENET else ["camera"]
+    names = [*map(str.lower, model.modalities), *camera]
     for logger in ("onnxscript", "onnx_ir", "torch.onnx"):  # they tell what they do not fold
         logging.getLogger(logger).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -115,7 +115,7 @@ def write_onnx(extractor: Extractor, path: Path, inputs: str = NORMALISED) -> No
             dynamo=True,
             verbose=False,
             input_names=names,
-            output_names=["features"] if inputs == IMAGENET else OUTPUTS,
+            output_names=["features"] if inputs == exported.IMAGENET else OUTPUTS,
             custom_translation_table=OPERATORS,
         )
     assert program is not None
@@ -128,15 +128,11 @@ def metadata(extractor: Extractor, inputs: str) -> dict[str, str]:
     """What a file says of itself: `ABOUT`, which `ExportedModel` reads, and what other code needs for preprocessing."""
     cfg, layout = extractor.cfg, extractor.model.layout
     columns = {name: each.indices(layout.width)[:2] for name, each in layout.columns.items()}
-    if inputs == IMAGENET:
+    if inputs == exported.IMAGENET:
         pattern = cfg.TEST.RETURN_PATTERN
         columns = {pattern: (0, extractor.widths[pattern])}
-    plain = {
-        "mean": list(cfg.INPUT.PIXEL_MEAN),
-        "std": list(cfg.INPUT.PIXEL_STD),
-        "cameras": extractor.cameras,
-        "config": cfg.dump(),
-    }
+    mean, std = list(cfg.INPUT.PIXEL_MEAN), list(cfg.INPUT.PIXEL_STD)
+    plain = {"mean": mean, "std": std, "cameras": extractor.cameras, "config": cfg.dump()}
     about = {
         "input": inputs,
         "modalities": extractor.model.modalities,
@@ -152,4 +148,4 @@ def metadata(extractor: Extractor, inputs: str) -> dict[str, str]:
         "unknown_camera": extractor.cameras,
     }
     text = {name: str(value) for name, value in (plain | others).items()}
-    return text | {ABOUT: json.dumps(plain | about)}
+    return text | {exported.ABOUT: json.dumps(plain | about)}

@@ -31,10 +31,8 @@ def cdist(first, second, p, compute_mode):
 
 def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None, sorter=None):
     """The number of boundaries (…, n) below each of the values (…, m), int64."""
-    below = op.Less(
-        op.Unsqueeze(boundaries, op.Constant(value_ints=[-2])),
-        op.Unsqueeze(values, op.Constant(value_ints=[-1])),
-    )
+    first, last = op.Constant(value_ints=[-2]), op.Constant(value_ints=[-1])
+    below = op.Less(op.Unsqueeze(boundaries, first), op.Unsqueeze(values, last))
     return op.ReduceSum(op.Cast(below, to=7), op.Constant(value_ints=[-1]), keepdims=0)  # 7: int64
 
 

@@ -9,7 +9,7 @@ from commands import BASELINE, ROOT, cli_args_for
 from interrupted import call
 from tiny import tiny_cfg
 
-from demo_sdtps.commands import draw, profile_flops, selection_quality
+from demo_sdtps.commands import draw, evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.modeling.slimming.scores import SETTINGS, make_score
@@ -46,8 +46,8 @@ def test_every_command_serves_a_score_from_outside(run, command, tmp_path, tiny_
     evaluated = [
         command(test_net.main, *weights, "--json", tmp_path / "all.json", "TEST.MISS", "all"),
         command(draw.tokens, *weights, "--samples", 1, "--output", tmp_path / "tokens.png"),
-        command(selection_quality.main, *weights, "--json", tmp_path / "s.json"),
-        command(profile_flops.main, *words),
+        command(evaluate.selection, *weights, "--json", tmp_path / "s.json"),
+        command(evaluate.flops, *words),
     ]
     assert [(code, stderr) for code, _, stderr in evaluated] == [(0, "")] * len(evaluated)
     assert len(json.loads((tmp_path / "all.json").read_text())["cases"]) == 7
@@ -85,7 +85,7 @@ class WithoutSettings(Strange):
 
 
 def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog):
-    code, _, _ = command(profile_flops.main, *cli_args_for("nowhere", *SLIM, f"{__name__}:Strange"))
+    code, _, _ = command(evaluate.flops, *cli_args_for("nowhere", *SLIM, f"{__name__}:Strange"))
     assert code == 0 and "Not counted" in caplog.text and "aten::cumprod" in caplog.text
 
 

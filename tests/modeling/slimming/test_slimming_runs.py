@@ -8,7 +8,7 @@ from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, load_records
 from config_files import error
 from interrupted import EVERY_STEP, assert_same, at, call, kill
 
-from demo_sdtps.commands import export, profile_flops
+from demo_sdtps.commands import evaluate, export
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.training.monitor import Meter
@@ -54,7 +54,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
     cases = json.loads((tmp_path / "all.json").read_text())["cases"]
     assert len(cases) == 7 and len({json.dumps(record) for record in cases.values()}) > 1
     assert call([*flags, "--split", "query", "--output", tmp_path / "x.npz"], export.features) == 0
-    assert call(words(tiny_root, tmp_path / "none", *more), profile_flops.main) == 0
+    assert call(words(tiny_root, tmp_path / "none", *more), evaluate.flops) == 0
     assert load_records(tmp_path / "run")[-1]["loss"] > 0
 
 

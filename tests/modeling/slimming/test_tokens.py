@@ -10,8 +10,7 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.evaluation.extraction import load_model_and_data
-from demo_sdtps.reports.figures import images, spread
-from demo_sdtps.reports.palette import DROPPED, OPACITY
+from demo_sdtps.reports.figures import DROPPED, OPACITY, images, spread
 from demo_sdtps.reports.tokens import description, panels, patch_grids, token_samples
 
 SLIM = (

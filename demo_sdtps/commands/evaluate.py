@@ -1,0 +1,199 @@
+"""What is told of a trained model beside demo-sdtps test: analyse, report, selection, slim-curve and flops.
+
+The cost of HDM's reference formulation, in which published figures count, is printed beside that of the shortcut in use, and of
+a slimmed model its share of the dense one's.
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from demo_sdtps.commands import flags
+from demo_sdtps.config import UserError, cli
+from demo_sdtps.config.load import StoredText
+from demo_sdtps.datasets import SPLITS
+from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.files import write_json
+
+
+def analyse() -> None:
+    parser = flags.config_parser(
+        "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities, average precision of "
+        "every query and identity, mAP by camera of the query and of the gallery, rank lists, the worst queries, distances of "
+        "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file."
+    )
+    flags.add_return_pattern(parser, "features that are analysed")
+    cli.add_output(parser, "--json", ".json", required=True, help="write the numbers to this file")
+    add_limits(parser, "the file")
+    arguments, cfg = flags.parse(parser)
+    check_extra("demo-sdtps analyse", "report", {"sklearn": "scikit-learn"})
+    from demo_sdtps.evaluation.extraction import (
+        extract_features,
+        load_any_model_and_data,
+        missing_cases,
+    )
+    from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.evaluation.tables import missing_table, reid_caption
+    from demo_sdtps.reports.evaluation import analyse, analysis_case
+
+    analysis_case(cfg)
+    model, splits = load_any_model_and_data(cfg)
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    cases = missing_cases(model.modalities)
+    patterns = extract_features(cfg, model, data.loader, list(cases.values()))
+    features = dict(zip(cases, patterns, strict=True))
+    content = analyse(cfg, data, features, arguments.queries, arguments.points)
+    caption = reid_caption(cfg, data)
+    write_json(arguments.json, {"caption": caption, **content})
+    cli.print_lines(caption, missing_table(content["cases"]), arguments.json)
+
+
+def add_limits(parser: argparse.ArgumentParser, where: str) -> None:
+    """Add the flags that bound the size of a file."""
+    lists = f"rank lists in {where}: the worst, and a spread of others"
+    cli.add_count(parser, "--queries", 500, lists)
+    cli.add_count(parser, "--points", 1000, f"samples in the scatter plots of {where}")
+
+
+def report() -> None:
+    parser = flags.config_parser(
+        "Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print its table: mAP and "
+        "Rank-1/5/10 of the last epoch beside the untrained model's mAP; of several --run one table with operations, their "
+        "share of the dense model's, and mean and deviation over seeds. --html writes a page instead of the images, with rank "
+        "lists to filter (docs/getting_started.md).",
+        weight="",
+    )
+    run = "the OUTPUT_DIR of a training"
+    flags.add_stored(parser, "--run", "DIR", run, "OUTPUT_DIR", read_config, several=True)
+    cli.add_tables(parser)
+    cli.add_choice(parser, "--figures", cli.PICTURE, ".png", "suffix of the images")
+    cli.add_output(parser, "--html", ".html", help="write it, and more, as a page for browsers")
+    add_limits(parser, "the page")
+    cli.add_count(parser, "--thumbnails", 1200, "triplets whose images the page has, 7 kB each")
+    flags.add_skip_unreadable(parser)
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.datasets.images import print_left_out
+    from demo_sdtps.reports.finished_run import report_run
+
+    report_run(arguments, cfg)
+    print_left_out()
+
+
+def read_config(run: Path) -> StoredText:
+    from demo_sdtps.reports.evaluation import run_config
+
+    return run_config(run)
+
+
+def selection() -> None:
+    parser = flags.config_parser(
+        "Measure how many of the patches that SDTPS and the stages of slimming keep lie on the person. Needs foreground "
+        "masks, which synthetic pedestrians have. The tables have, for complete triplets (by day and by night too, where that "
+        "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
+        "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
+        "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
+        "features of RGB, NI and TI."
+    )
+    cli.add_choice(parser, "--split", SPLITS, "query")
+    cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.datasets.loaders import test_loader
+    from demo_sdtps.datasets.synthetic import illumination
+    from demo_sdtps.evaluation import selection
+    from demo_sdtps.evaluation.extraction import load_model_and_data
+
+    selection.check_selection(cfg)
+    if cfg.TEST.MISS not in ("nothing", "None"):
+        raise UserError(
+            f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
+            "missing modalities; set it to 'nothing'."
+        )
+    model, splits = load_model_and_data(cfg, (arguments.split,))
+    samples = splits[arguments.split]
+    on_person = selection.foreground(cfg, model.backbone, samples)
+    illuminations = [illumination(sample) for sample in samples]
+    loader = test_loader(cfg, samples)
+    quality = selection.measure_selection(model, loader, on_person, illuminations)
+    title = selection.caption(cfg, quality, arguments.split)
+    if arguments.json:
+        about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT}
+        about["guide_missing"] = cfg.MODEL.SDTPS_GUIDE_MISSING
+        write_json(arguments.json, {"caption": title, **asdict(quality), **about})
+    cli.print_lines(title, *selection.as_tables(quality), *filter(None, [arguments.json]))
+
+
+def slim_curve() -> None:
+    parser = flags.config_parser(
+        "Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained with: for each score "
+        "and setting the operations of the backbone against the dense model, and mAP and Rank-1 of TEST.RETURN_PATTERN."
+    )
+    default, scores = ["saliency", "distinctness"], "MODEL.SLIM_SCORE of each curve (default: %s)"
+    scores %= " ".join(default)
+    parser.add_argument("--scores", nargs="+", default=default, metavar="SCORE", help=scores)
+    parser.add_argument(
+        "--blocks",
+        nargs="+",
+        type=whole_numbers,
+        metavar="B,B",
+        help="MODEL.SLIM_BLOCKS of each setting, such as 2 1,3 (default: after a third, after a sixth and a half, before the "
+        "first and after a third)",
+    )
+    parser.add_argument(
+        "--keep",
+        nargs="+",
+        type=share,
+        metavar="SHARE",
+        help="share of the patches that each block of a setting keeps; every setting of --blocks with every share (default: "
+        "0.65 and 0.5, 0.6 and 0.45, 0.4 and 0.5)",
+    )
+    cli.add_output(parser, "--output", *cli.PICTURE, help="draw the curve into this file")
+    cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.reports.slim_curve import evaluate_settings
+
+    evaluate_settings(cfg, arguments)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Type of a flag for argparse: whole numbers that rise, such as 1,3."""
+    numbers = [int(word) for word in text.split(",")]
+    if numbers != sorted(set(numbers)) or numbers[0] < 0:
+        raise argparse.ArgumentTypeError(f"{text} must rise, each block once")
+    return numbers
+
+
+def share(text: str) -> float:
+    """Type of a flag for argparse: a number in (0, 1]."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not in (0, 1]")
+    return value
+
+
+CLASSES, CAMERAS = 171, 4  # RGBNT201's
+
+
+def flops() -> None:
+    description = "Print the trainable parameters and GMACs of one triplet, per part and in total."
+    parser = flags.config_parser(description)
+    of_weights = "default: as in the checkpoint, without one"
+    cli.add_count(parser, "--num_class", None, f"training identities ({of_weights} {CLASSES})")
+    cli.add_count(parser, "--camera_num", None, f"cameras ({of_weights} {CAMERAS})")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.evaluation.operations import operations_table
+    from demo_sdtps.modeling import make_model
+    from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
+
+    checkpoint = read_checkpoint(cfg.TEST.WEIGHT) if cfg.TEST.WEIGHT else None
+    classes, cameras = CLASSES, CAMERAS
+    if checkpoint:
+        classes, cameras = checkpoint.num_class, checkpoint.camera_num
+    classes, cameras = arguments.num_class or classes, arguments.camera_num or cameras
+    height, width = cfg.INPUT.SIZE_TEST
+    model = make_model(cfg, classes, cameras).eval()
+    if checkpoint:
+        load_weights(model, checkpoint)  # refuses a configuration or numbers that are not its own
+    cli.print_lines(
+        f"{cfg.MODEL.TRANSFORMER_TYPE}, one triplet of {height}×{width}, {classes} classes, {cameras} cameras",
+        *operations_table(cfg, model),
+    )
