@@ -45,9 +45,8 @@ def run(*words, cwd, **environment):
     return done.stdout
 
 
-def steps(job):
-    content = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
-    return content["jobs"][job]["steps"]
+def workflow():
+    return yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,9 @@ def checkout(tmp_path_factory):
         if (ROOT / name).is_file():
             (folder / name).write_bytes((ROOT / name).read_bytes())
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    commands = {step["name"]: step["run"] for step in steps("build") if "run" in step}
+    commands = {
+        step["name"]: step["run"] for step in workflow()["jobs"]["build"]["steps"] if "run" in step
+    }
     for name in ("version", "build"):
         shell = ("bash", "-e", "-c", commands[name])
         run(*shell, cwd=folder, GITHUB_REF_NAME=f"v{VERSION}", REPO_URL=ADDRESS, PATH=path)
@@ -131,10 +132,11 @@ def test_an_archive_runs_in_an_environment_of_its_own(checkout, kind, tiny_root,
     assert dense == 197 and slimmed < 0.3 * dense
 
 
-def test_what_the_workflow_uses_is_pinned_and_only_the_upload_may_sign():
-    content = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
-    used = [step["uses"] for job in content["jobs"] for step in steps(job) if "uses" in step]
-    assert len(used) == 5 and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name) for name in used)
+def test_what_workflows_use_is_pinned_and_only_the_upload_may_sign():
+    content = workflow()
+    texts = [path.read_text(encoding="utf-8") for path in WORKFLOW.parent.glob("*.yml")]
+    used = re.findall(r"uses: (\S+)", "".join(texts))
+    assert len(used) == 7 and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name) for name in used)
     assert content[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as a truth value
     rights = {name: job.get("permissions") for name, job in content["jobs"].items()}
     assert content["permissions"] == {"contents": "read"}
