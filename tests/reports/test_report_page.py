@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 NAME = "<b>run & \"so\" 'on'<i>"
 HOSTILE = "<img src=x onerror=document.title='x'>"
 BOUNDS = ("--queries", "25", "--points", "30", "--thumbnails", "31")
-QUERIES, LISTED, POINTS = 32, 25, 30
+QUERIES, LISTED = 32, 25
 
 
 @pytest.fixture(scope="module")

@@ -59,9 +59,17 @@ def test_by_a_score_with_weights(merge):
     assert learns == merge
 
 
-@pytest.mark.parametrize("restore", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_keeping_all_is_the_dense_model(case, restore):
-    """Bit by bit, as no token moves; gradients too."""
+def test_keeping_all_is_the_dense_model(case):
+    assert_dense(case, restore=True)
+
+
+@pytest.mark.parametrize("name", ["timm", "open_clip"])
+def test_keeping_all_is_the_dense_model_without_the_whole_grid(name):
+    assert_dense(CASES[name], restore=False)
+
+
+def assert_dense(case, restore):
+    """Where no token is dropped, bit by bit, as no token moves; gradients too."""
     dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), "distinctness", restore=restore)
     images = case.draw().requires_grad_()
     actual, expected = case.call(model, images), case.call(dense, images)
