@@ -92,7 +92,7 @@ KEYS = (
         "class token and a position embedding (docs/method.md)",
     ),
     Key(
-        "MODEL.PRETRAIN_PATH_T", "", "weights: a file, 'hub' (downloads), or 'none' (random, as '')"
+        "MODEL.PRETRAIN_PATH_T", "", "weights: a file, 'hub' (download), or 'none' (random, as '')"
     ),
     Key("MODEL.TEACHER", "", "checkpoint whose logits training follows (distillation); '': none"),
     Key("MODEL.PATCH_SIZE", 0, "side of a patch of random weights; 0: its own", *NOT_NEGATIVE),
@@ -135,7 +135,7 @@ KEYS = (
         "score by which patches are kept: saliency, distinctness, sdtps, supervised, self_supervised (docs/method.md), or "
         "package.module:Class of your own",
     ),
-    Key("MODEL.SLIM_SHARED", True, "keep the same positions of all modalities; or each its own"),
+    Key("MODEL.SLIM_SHARED", True, "keep equal positions in all modalities; False: each its own"),
     Key("MODEL.SLIM_MERGE", True, "merge the dropped patches, into one token or as the score says"),
     Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of a score that learns", *NOT_NEGATIVE),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens after the backbone (SDTPS)"),

@@ -39,6 +39,10 @@ RUN_FILES = (METRICS, LAST, PREVIOUS, BEST, RECORD, LOG, "events.out.tfevents.*"
 """Patterns of a run's files. config.yml is the last: a start that is killed while it removes them leaves a folder in which
 RESUME auto starts the same run."""
 
+MODULE = "demo_sdtps.commands"  # which python -m runs as COMMAND
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
+
 WriteScalars = Callable[[Mapping[str, float], int], None]  # writes the scalars of an epoch, by name
 
 
@@ -163,11 +167,6 @@ def _starting() -> Iterator[None]:
             f"SOLVER.WANDB is set, but Weights & Biases cannot start ({reason}); run 'wandb login', "
             "set WANDB_MODE=offline, or leave the key out."
         ) from None
-
-
-MODULE = "demo_sdtps.commands"  # which python -m runs as COMMAND
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 
 
 @contextmanager
