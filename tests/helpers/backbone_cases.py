@@ -1,7 +1,7 @@
 """Configurations of backbones that several tests build."""
 
 import torch
-from tiny import CONFIG
+from tiny import CONFIG, sums_of_a_backbone
 
 from demo_sdtps.config import load_cfg
 
@@ -46,3 +46,16 @@ def disturb(module):
         for parameter in module.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return module
+
+
+def path_lengths(backbone):
+    """Lengths of the sums from images to tokens."""
+    vit = backbone.vit
+    tokens = vit.num_prefix_tokens + backbone.num_patches
+    return sums_of_a_backbone(
+        vit.embed_dim,
+        vit.blocks[0].attn.num_heads,
+        tokens,
+        len(vit.blocks),
+        vit.patch_embed.patch_size[0],
+    )

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
+from backbone_cases import disturb, path_lengths
 from numeric import assert_close, generator, shift_seed
-from tiny import CAMERAS, CLIP_CONFIG, clip_model, exact, sums_of_a_backbone, tiny_cfg
+from tiny import CAMERAS, CLIP_CONFIG, clip_model, exact, tiny_cfg
 from torch import nn
 
 from demo_sdtps.config import UserError, load_cfg
@@ -18,27 +19,11 @@ NO_CAMERA = ("MODEL.SIE_CAMERA", "False")
 def build(*opts, seed=0, cameras=CAMERAS):
     """A backbone in evaluation mode whose parameters are all random, norms and biases too."""
     torch.manual_seed(shift_seed(seed))
-    backbone = make_backbone(tiny_cfg(*opts), cameras).eval()
-    with torch.no_grad():
-        for parameter in backbone.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return backbone
+    return disturb(make_backbone(tiny_cfg(*opts), cameras).eval())
 
 
 def draw(seed, size, batch=3):
     return torch.randn(batch, 3, *size, generator=generator(seed))
-
-
-def path_lengths(backbone):
-    """Lengths of the sums from images to tokens."""
-    vit = backbone.vit
-    return sums_of_a_backbone(
-        vit.embed_dim,
-        vit.blocks[0].attn.num_heads,
-        1 + backbone.num_patches,
-        len(vit.blocks),
-        vit.patch_embed.patch_size[0],
-    )
 
 
 def unfold_patches(vit, images, stride):

@@ -14,9 +14,10 @@ from backbone_cases import (
     backbone_cfg,
     disturb,
     patch_side,
+    path_lengths,
 )
 from numeric import assert_close, generator, shift_seed
-from tiny import CAMERAS, CLASSES, exact, random_images, sums_of_a_backbone
+from tiny import CAMERAS, CLASSES, exact, random_images
 from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.config import MODALITIES, UserError
@@ -43,19 +44,6 @@ def build(name, *opts, stride=None, cameras=CAMERAS):
 def draw(name, batch=2):
     side = patch_side(name)
     return torch.randn(batch, 3, 3 * side, 2 * side, generator=generator(1))
-
-
-def path_lengths(backbone):
-    """Lengths of the sums from images to tokens."""
-    vit = backbone.vit
-    tokens = vit.num_prefix_tokens + backbone.num_patches
-    return sums_of_a_backbone(
-        vit.embed_dim,
-        vit.blocks[0].attn.num_heads,
-        tokens,
-        len(vit.blocks),
-        vit.patch_embed.patch_size[0],
-    )
 
 
 def without_registers(tokens, count):
