@@ -45,6 +45,7 @@ def test_several_runs_are_one_table(tiny_root, tmp_path, command):
         assert command(test_net.main, *test)[0] == 0
         (cases,) = json.loads(output.read_text())["cases"].values()
         scores.append([100 * cases["3"][measure] for measure in MEASURES])
+    for run in (dense[0], slim):
         _, flops, _ = command(evaluate.flops, "--weight", run / "last.pth")
         total = re.findall(r"^total .* ([\d.]+)$", flops, re.M)[0]
         share = re.findall(r"GMACs: (.+)$", flops, re.M) or ["100.0%"]
