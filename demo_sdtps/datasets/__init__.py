@@ -16,7 +16,13 @@ from demo_sdtps.datasets.own import csv_reader, folder_reader
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.runtime.errors import nearest_name
 
-NAMES = ("RGBNT201", "RGBNT100", "MSVR310", "WMVeID863", "Synthetic")
+NAMES = (
+    "RGBNT201",
+    "RGBNT100",
+    "MSVR310",
+    "WMVeID863",
+    "Synthetic",
+)
 """Values of DATASETS.NAMES, but for those of own data. A new data set is one file, named in lower case, and one line here."""
 
 OWN_READERS: dict[str, Callable[[CfgNode], Reader]] = {
