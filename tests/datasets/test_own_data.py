@@ -24,8 +24,7 @@ import demo_sdtps
 from demo_sdtps.commands import check_data, search, synthetic
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.config.load import with_values
+from demo_sdtps.config import MODALITIES, UserError, load_cfg, with_values
 from demo_sdtps.datasets import SPLITS, Sample, camera_names, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
@@ -34,13 +33,9 @@ from demo_sdtps.training.reid import make_task
 from tests.reference import ranking
 
 SIZE = (16, 32)
-MARKET = (
-    "DATASETS.FOLDERS",
-    "[train=bounding_box_train, gallery=bounding_box_test, RGB=.]",
-    "DATASETS.PATTERN",
-    r"(?P<identity>-1|\d{4})_c(?P<camera>\d)",
-    "MODEL.MODALITIES",
-    "[RGB]",
+MARKET = shlex.split(
+    "DATASETS.FOLDERS '[train=bounding_box_train, gallery=bounding_box_test, RGB=.]' MODEL.MODALITIES [RGB] "
+    r"DATASETS.PATTERN '(?P<identity>-1|\d{4})_c(?P<camera>\d)'"
 )
 TINY = shlex.split(
     "MODEL.TRANSFORMER_TYPE test_vit MODEL.PATCH_SIZE 8 MODEL.STRIDE_SIZE [8,8] INPUT.SIZE_TRAIN [32,16] "
