@@ -44,13 +44,13 @@ def main() -> None:
         {"score": score, "depth": depth, "keep": keep, "operations": {}, "mAP": {}}
         for score, depth, keep in (("", 0, 1.0), *SETTINGS)
     ]
+    rows = (read_json(arguments.json, dict) or {"rows": rows})["rows"]
     content = conditions(torch.device("cpu"), quick=False) | {"rows": rows}
-    content = read_json(arguments.json, dict) or content
     for word in progress(arguments.models, "models"):
         name, _, weight = word.partition("=")
-        if name not in content["rows"][0]["mAP"]:
-            evaluate(name, weight, content["rows"])
-            write_json(arguments.json, content)
+        if name not in rows[0]["mAP"]:
+            evaluate(name, weight, rows)
+        write_json(arguments.json, content)
     cli.print_lines(*table(content).splitlines())
 
 
