@@ -1,8 +1,4 @@
-"""What is told of a trained model beside demo-sdtps test: analyse, report, selection, slim-curve and flops.
-
-The cost of HDM's reference formulation, in which published figures count, is printed beside that of the shortcut in use, and of
-a slimmed model its share of the dense one's.
-"""
+"""What is told of a trained model beside demo-sdtps test: analyse, report, selection, slim-curve and flops."""
 
 import argparse
 from dataclasses import asdict
@@ -14,6 +10,8 @@ from demo_sdtps.config.load import StoredText
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
+
+CLASSES, CAMERAS = 171, 4  # RGBNT201's
 
 
 def analyse() -> None:
@@ -170,10 +168,8 @@ def share(text: str) -> float:
     return value
 
 
-CLASSES, CAMERAS = 171, 4  # RGBNT201's
-
-
 def flops() -> None:
+    """Beside the cost of HDM's shortcut is that of its reference formulation, in which published figures count."""
     description = "Print the trainable parameters and GMACs of one triplet, per part and in total."
     parser = flags.config_parser(description)
     of_weights = "default: as in the checkpoint, without one"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError, cli
-from demo_sdtps.config.cli import add_overwrite, print_lines, read_arguments
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import lock_file, read_json
@@ -31,6 +30,36 @@ class Number(NamedTuple):
     least: int = 1
     most: float = math.inf
     metavar: str = "N"
+
+
+TRIPLET_FLAGS = (
+    Number("identities", 100, "persons or vehicles of the training split"),
+    Number("test_identities", 40, "other ones, of the test split"),
+    # the running number in the names of files has two digits
+    Number("images_per_camera", 3, "triplets of each of them and camera, at most 100", most=100),
+    Number("height", None, "of images (128; vehicles: 64)", MINIMUM_SIZE[0], metavar="PIXELS"),
+    Number("width", None, "of images (64; vehicles: 128)", MINIMUM_SIZE[1], metavar="PIXELS"),
+    Number("seed", 0, "another seed gives other identities and images", least=0),
+    Number("quality", 92, "JPEG quality, 1 to 100", most=100),
+)
+SWITCHES = {
+    "vehicles": "vehicles in place of pedestrians; they fill the picture, whose borders cut them",
+    "loose": "unaligned crops: the object is anywhere in the picture, at half to full height, as detectors give them; "
+    "identities, cameras, light and surroundings are those of the same seed without this flag",
+}
+SKIP = Number("skip_identities", 0, "leave out the first N identities of the seed", least=0)
+WORKERS = Number("workers", os.cpu_count() or 1, "processes, which do not change the images")
+SHAPES = "shapes"
+CAPTION_FLAGS = (
+    # Matching needs at least one other image.
+    Number("images", 800, "images of the training split", least=2),
+    Number("dev_images", 100, "other images, of the dev split", least=2),
+    Number("test_images", 200, "other images, of the test split", least=2),
+    # A scene of two shapes has few more.
+    Number("captions", 5, "short captions of each image, at most 20", most=20),
+    Number("size", 64, "height and width of the images", shapes.MINIMUM_SIDE, metavar="PIXELS"),
+    Number("seed", 0, "another seed gives other images and captions", least=0),
+)
 
 
 def parse_flags(
@@ -54,8 +83,10 @@ def parse_flags(
         parser.add_argument(f"--{name}", type=int, default=value, metavar=metavar, help=meaning)
     for name, meaning in switches.items():
         parser.add_argument(f"--{name}", action="store_true", help=meaning)
-    add_overwrite(parser, f"replace DIR/{folder} if this tool made it; no other folder is replaced")
-    options = read_arguments(parser, arguments)
+    cli.add_overwrite(
+        parser, f"replace DIR/{folder} if this tool made it; no other folder is replaced"
+    )
+    options = cli.read_arguments(parser, arguments)
     for name, _, _, least, most, _ in numbers:
         value = getattr(options, name, least)
         if not least <= value <= most:
@@ -71,7 +102,7 @@ def make_data_set(
     the files and may return further entries for the marker file."""
     marker = read_marker(target)
     if marker is not None and all(marker.get(key) == value for key, value in recipe.items()):
-        print_lines(
+        cli.print_lines(
             f"{target} is up to date: it was made with these arguments, nothing was written."
         )
         return False
@@ -108,36 +139,6 @@ def _check_free(target: Path, overwrite: bool) -> None:
         )
     if not overwrite:
         raise UserError(f"{target} exists; choose another --root, or pass --overwrite.")
-
-
-TRIPLET_FLAGS = (
-    Number("identities", 100, "persons or vehicles of the training split"),
-    Number("test_identities", 40, "other ones, of the test split"),
-    # the running number in the names of files has two digits
-    Number("images_per_camera", 3, "triplets of each of them and camera, at most 100", most=100),
-    Number("height", None, "of images (128; vehicles: 64)", MINIMUM_SIZE[0], metavar="PIXELS"),
-    Number("width", None, "of images (64; vehicles: 128)", MINIMUM_SIZE[1], metavar="PIXELS"),
-    Number("seed", 0, "another seed gives other identities and images", least=0),
-    Number("quality", 92, "JPEG quality, 1 to 100", most=100),
-)
-SWITCHES = {
-    "vehicles": "vehicles in place of pedestrians; they fill the picture, whose borders cut them",
-    "loose": "unaligned crops: the object is anywhere in the picture, at half to full height, as detectors give them; "
-    "identities, cameras, light and surroundings are those of the same seed without this flag",
-}
-SKIP = Number("skip_identities", 0, "leave out the first N identities of the seed", least=0)
-WORKERS = Number("workers", os.cpu_count() or 1, "processes, which do not change the images")
-SHAPES = "shapes"
-CAPTION_FLAGS = (
-    # Matching needs at least one other image.
-    Number("images", 800, "images of the training split", least=2),
-    Number("dev_images", 100, "other images, of the dev split", least=2),
-    Number("test_images", 200, "other images, of the test split", least=2),
-    # A scene of two shapes has few more.
-    Number("captions", 5, "short captions of each image, at most 20", most=20),
-    Number("size", 64, "height and width of the images", shapes.MINIMUM_SIDE, metavar="PIXELS"),
-    Number("seed", 0, "another seed gives other images and captions", least=0),
-)
 
 
 def triplets(arguments: list[str] | None = None) -> None:

@@ -17,6 +17,10 @@ from demo_sdtps.evaluation.distances import Distances
 from demo_sdtps.evaluation.metrics import average_precisions, match_ranks
 from demo_sdtps.runtime.errors import UserError, check_extra
 
+PERPLEXITY, NEIGHBOURS = 30, 15  # of t-SNE and UMAP, lowered for fewer points
+REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
+LEAST = 4  # points, for the neighbours of t-SNE and UMAP
+
 
 class Labels(NamedTuple):
     """Of the queries or of the gallery, (n,) int64 each; `key` is what the protocol excludes by: camera or scene."""
@@ -147,11 +151,6 @@ def _mean(values: np.ndarray) -> float:
     """Mean without NaN; NaN of none."""
     values = values[~np.isnan(values)]
     return float(values.mean()) if len(values) else float("nan")
-
-
-PERPLEXITY, NEIGHBOURS = 30, 15  # of t-SNE and UMAP, lowered for fewer points
-REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
-LEAST = 4  # points, for the neighbours of t-SNE and UMAP
 
 
 def check_method(method: str, count: int) -> None:

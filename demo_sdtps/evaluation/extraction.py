@@ -26,6 +26,12 @@ from demo_sdtps.runtime.gpu import Recording, can_record, on_cpu
 from demo_sdtps.runtime.progress import progress
 
 Model = DeMo | ExportedModel
+ENCODED = ("tokens", "global_feats", "missing")
+"""Fields of a `Context` without slimming that have a row for each triplet."""
+CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
+"""Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
+Decoded = list[list[np.ndarray | None]]
+"""Triplets of images uint8 (3, H, W), None for a missing one."""
 
 
 def prepare_evaluation(cfg: CfgNode, several: bool = False) -> torch.device:
@@ -84,10 +90,6 @@ def _read_samples(
             f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data."
         )
     return result
-
-
-ENCODED = ("tokens", "global_feats", "missing")
-"""Fields of a `Context` without slimming that have a row for each triplet."""
 
 
 def extract_patterns(
@@ -159,10 +161,6 @@ def _mix(context: Context, zeros: Context, missing: frozenset[str]) -> Context:
             if name in getattr(source, field):
                 rows[name] = getattr(source, field)[name]
     return replace(context, **mixed)
-
-
-CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
-"""Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
 
 
 def missing_cases(modalities: Sequence[str]) -> dict[str, frozenset[str]]:
@@ -238,10 +236,6 @@ def _run_model(
 def is_whole(batch: Batch, loader: DataLoader, cases: Sequence[frozenset[str]]) -> bool:
     """Whether a batch is as large as most, of complete triplets alone: what is compiled, and recorded as a CUDA graph."""
     return not any(cases) and len(batch.labels) == loader.batch_size
-
-
-Decoded = list[list[np.ndarray | None]]
-"""Triplets of images uint8 (3, H, W), None for a missing one."""
 
 
 def decoded_triplets(loader: DataLoader) -> Iterator[tuple[Decoded, list[int]]]:

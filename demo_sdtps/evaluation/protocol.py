@@ -40,6 +40,9 @@ from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
 
+CrossModal = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+"""mAP and Rank-1, in [0, 1], by the set of the query and that of the gallery (`modality_sets`); None where undefined."""
+
 
 @dataclass
 class TestData:
@@ -202,10 +205,6 @@ def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> t
         if cfg.TEST.FEAT_NORM == "yes"
         else features
     )
-
-
-CrossModal = Mapping[str, Mapping[str, Mapping[str, float | None]]]
-"""mAP and Rank-1, in [0, 1], by the set of the query and that of the gallery (`modality_sets`); None where undefined."""
 
 
 def modality_sets(modalities: Sequence[str]) -> dict[str, str]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from demo_sdtps.modeling.heads import TrainingOutput
 
+LABEL_SMOOTHING = 0.1
+
 
 def distill_loss(
     logits: torch.Tensor, teacher: torch.Tensor, temperature: float = 4.0
@@ -40,9 +42,6 @@ def distill_loss(
     )
     divergences = F.kl_div(student, target, reduction="none", log_target=True).sum(dim=-1)
     return temperature**2 * divergences.mean()
-
-
-LABEL_SMOOTHING = 0.1
 
 
 def euclidean_distance(features: torch.Tensor) -> torch.Tensor:

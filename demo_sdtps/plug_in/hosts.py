@@ -18,6 +18,8 @@ ADDED = {
     if key.name.startswith(("MODEL.USE_SDTPS", "MODEL.SDTPS_", "MODEL.SLIM_"))
 }
 """The schema's rows of SDTPS and of slimming, by their names in the section MODEL."""
+EVALUATION = ("NI", "RGB", "TI")
+"""Order of the images in the evaluation of some."""
 
 
 def add_config(cfg: CfgNode) -> CfgNode:
@@ -54,9 +56,6 @@ def missing_letters(cfg: CfgNode) -> str:
     """First letters of the modalities that are missing in evaluation."""
     letters = cfg.TEST.get("MISS", "")
     return letters if letters in MISSING_CASES else ""
-
-
-EVALUATION = ("NI", "RGB", "TI")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Figures of an evaluation: curves of a run, rank lists, features as points of a plane, matrices of sets of modalities."""
+"""What an evaluation shows: the numbers of demo-sdtps analyse; curves of a run, rank lists, features as points of a plane and
+matrices of sets of modalities as figures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,10 @@ from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.output import LAST
 
-WORST, NEAREST = 20, 10
+WORST, NEAREST = 20, 10  # queries of an analysis, and hits of each
+IMAGE = "curves.png"
+BEST = 10  # hits of a drawn query
+MOST_IN_LEGEND, MOST_NAMED = 12, 60  # colours of points
 
 # (samples, D) by case of missing modalities and return pattern
 Features = Mapping[str, Mapping[int, torch.Tensor]]
@@ -112,9 +116,6 @@ def number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-IMAGE = "curves.png"
-
-
 def evaluated_run(folder: Path) -> list[dict]:
     """The records of a run's metrics.json."""
     records = tables.read_records(folder)
@@ -156,9 +157,6 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
     right.legend(fontsize=8)
     return figures.save(figure, path)
-
-
-BEST = 10
 
 
 def failures(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[int]:
@@ -205,9 +203,6 @@ def draw_ranks(
         f"return pattern {number} ({features_used}); d: {tables.distance_name(cfg)}{tables.options(cfg)}"
     )
     return figures.save(figure, path)
-
-
-MOST_IN_LEGEND, MOST_NAMED = 12, 60
 
 
 def draw_embedding(

@@ -49,6 +49,7 @@ from demo_sdtps.training.output import CONFIG, LAST
 EXTRA_PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 SHOWN = ("queries", "rank_lists", "worst_queries", "identities", "distances", "scatter")
 """Of an analysis, what the page's scripts draw."""
+IMAGES = {"curves": "training curves", "ranks": "rank lists", "tokens": "kept tokens"}
 
 
 @dataclass
@@ -164,9 +165,6 @@ def sample_labels(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     if exclude_key(cfg) == "scene":
         labels["scene"] = sample.scene
     return {**labels, "name": Path(sample.files[0]).name}
-
-
-IMAGES = {"curves": "training curves", "ranks": "rank lists", "tokens": "kept tokens"}
 
 
 def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:

@@ -1,4 +1,4 @@
-"""What the pages of reports and searches share: one HTML file with everything in it, triplets as small images, kept patches."""
+"""Pages of one HTML file with everything in it: what those of reports and searches share, and the hits of a search."""
 
 import argparse
 import base64
@@ -31,6 +31,12 @@ from demo_sdtps.runtime.progress import progress
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, JPEG's quality
+THUMBNAIL_BYTES = (
+    15 << 20
+)  # of the images on a page of hits; queries beyond are left out, which it says
+MOST_HITS = 50  # hits of a query on the page
+MOST_KEPT = 500  # triplets with their kept patches, for which the model runs
+PRINTED = 5  # queries whose hits are printed
 
 
 def render(
@@ -101,13 +107,6 @@ def kept_patches(
             encoded = [base64.b64encode(row.tobytes()).decode() for row in packed]
             bits.setdefault(name, {}).update(zip(batch, encoded, strict=True))
     return {"rows": rows, "columns": columns, "bits": bits, "description": text}
-
-
-# of the images on a page; queries beyond are left out, which the page says
-THUMBNAIL_BYTES = 15 << 20
-MOST_HITS = 50  # hits of a query on the page
-MOST_KEPT = 500  # triplets with their kept patches, for which the model runs
-PRINTED = 5  # queries whose hits are printed
 
 
 def show(arguments: argparse.Namespace, result: SearchResult) -> None:

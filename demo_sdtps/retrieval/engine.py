@@ -1,4 +1,5 @@
-"""LanceDB at a place, a folder or an address of object storage, its errors as sentences, and checksums of a table's files.
+"""LanceDB at a place, a folder or an address of object storage: its errors as sentences, checksums of a table's files, and the
+schema and checksums of its rows.
 
 LanceDB checks nothing that it reads. Rows have checksums of their own; in object storage files have none of ours,
 as what it stores is checked there.
@@ -29,6 +30,9 @@ LINE = re.compile(rb"^([0-9a-f]{8})  ([\w./-]+)$", re.MULTILINE)
 VERSIONS, DELETIONS, INDICES = "_versions", "_deletions", "_indices"
 """Folders of a table's files: what it consists of, which rows are deleted, and approximate indices."""
 OLD_FILES = {"store.json", ".store.json.part"}  # of an index or export of earlier versions
+FEATURE, CHECK, LABEL_CHECK = "feature", "feature_check", "label_check"
+INTERNAL = (FEATURE, CHECK, LABEL_CHECK)
+"""Columns beside those of the caller."""
 
 
 def is_remote(place: str | Path) -> bool:
@@ -158,10 +162,6 @@ def _recorded(folder: Path) -> Iterator[tuple[int, bytes]]:
     path = folder / CHECKSUMS
     for checksum, name in LINE.findall(path.read_bytes() if path.exists() else b""):
         yield int(checksum, 16), name
-
-
-FEATURE, CHECK, LABEL_CHECK = "feature", "feature_check", "label_check"
-INTERNAL = (FEATURE, CHECK, LABEL_CHECK)
 
 
 def table_schema(columns: Mapping[str, Any], width: int, dtype: str = "float32") -> "pa.Schema":

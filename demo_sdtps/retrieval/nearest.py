@@ -29,6 +29,10 @@ READ_ELEMENTS = 1 << 21  # numbers of features in memory at a time, 4 bytes each
 
 Take = Callable[[np.ndarray], np.ndarray]
 Block = tuple[np.ndarray, np.ndarray]  # indices (m,) of rows, and their features (m, D)
+SPARE = 16  # candidates beyond those that are asked for, at least
+ROUNDING = 5e-6  # of (|q| + |g|)², by which a product in float32 may be wrong
+FLAT_QUERIES = 1024  # that are compared with a block at a time
+NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
 
 class FeatureBlocks:
@@ -126,11 +130,6 @@ class Gallery:
         """The features (m, D) float32 of the rows of ascending indices (m,)."""
         return torch.from_numpy(self.features.take(rows))
 
-
-SPARE = 16  # candidates beyond those that are asked for, at least
-ROUNDING = 5e-6  # of (|q| + |g|)², by which a product in float32 may be wrong
-FLAT_QUERIES = 1024  # that are compared with a block at a time
-NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
 Search = Callable[[np.ndarray, FeatureBlocks, int], Nearest]  # `nearest`, or one like it
 

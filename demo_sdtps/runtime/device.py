@@ -21,6 +21,7 @@ from demo_sdtps.runtime.errors import UserError
 DEFAULT, ONEDNN = "default", "onednn"
 _before: list[str] = []  # torch's setting at the start of each context in progress
 _lock = Lock()
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 
 
 def matmul_library(cfg: CfgNode) -> str:
@@ -53,9 +54,6 @@ def float32_products(model: nn.Module) -> AbstractContextManager:
     is_onednn = getattr(model, "float32_matmul", DEFAULT) == ONEDNN
     on_cpu = next(model.parameters()).device.type == "cpu"
     return onednn() if is_onednn and on_cpu else nullcontext()
-
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 
 
 def choose_device(cfg: CfgNode) -> torch.device:

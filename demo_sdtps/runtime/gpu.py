@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
+WARM_UPS = 3  # calls before the recording, in which libraries choose their kernels and compiled code is made
+
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor` on `device`. Only from pinned memory is a copy to a GPU asynchronous."""
@@ -42,9 +44,6 @@ def on_cpu(batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Ten
         previous = copies
     if previous:
         yield [copy.wait() for copy in previous]
-
-
-WARM_UPS = 3  # calls before the recording, in which libraries choose their kernels and compiled code is made
 
 
 def can_record(cfg: CfgNode, device: torch.device) -> bool:

@@ -33,6 +33,7 @@ from demo_sdtps.runtime.gpu import to_device
 
 IMAGES, MAPPING = "images", "id_mapping.json"
 CAPTION_FILES = "{train,dev,test}_{caps,ids}.txt, id_mapping.json and images/"
+CROP_ASPECT = (3 / 4, 4 / 3)  # range of width over height of a random crop
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,6 @@ def _text(file: Path) -> str:
         raise UserError(f"{file} is missing; a data set has {CAPTION_FILES}.") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 ({error}); save it as UTF-8.") from None
-
-
-CROP_ASPECT = (3 / 4, 4 / 3)  # range of width over height of a random crop
 
 
 class CropTransform:

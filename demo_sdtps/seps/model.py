@@ -20,6 +20,7 @@ from demo_sdtps.runtime.errors import UserError, check_extra
 from demo_sdtps.seps.network import CrossSparseAggrNet
 
 GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch4_window7_224'."
+Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]
 
 
 class ImageTower(nn.Module):
@@ -173,9 +174,6 @@ def _transformers() -> ModuleType:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
-
-
-Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]
 
 
 class SEPS(nn.Module):

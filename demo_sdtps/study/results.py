@@ -16,6 +16,7 @@ EVALUATION = "evaluation"
 VARIANT = {"name": str, "runs": {ANY: {"patterns": (None, MEASURED)}}}
 FORM = {"title": str, "patterns": [int], "variants": [VARIANT]}
 INCOMPLETE = [case for case in CASES if case != COMPLETE]
+FINALISTS = 3
 
 
 def measurement(name: str, content: Any) -> dict[str, Any]:
@@ -103,9 +104,6 @@ def cross_modal_maps(variant: Mapping[str, Any], how: str, is_common: bool) -> d
         )
 
     return values_by_seed(variant, f"cross_modal_{how}", mean_cell)
-
-
-FINALISTS = 3
 
 
 def next_rates(variants: Iterable[Mapping[str, Any]], pattern: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Scenes of the synthetic pedestrians, independent of the identity: a canvas of materials, backgrounds and occluders.
+"""Scenes of the synthetic pedestrians, independent of the identity: cameras, a canvas of materials, backgrounds, occluders.
 
 Lengths are relative to the height of the image; y points down from the top edge, x right from the left edge.
 """
@@ -10,12 +10,15 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 Palette = tuple[tuple[float, float, float], ...]
+Label = int
+Point = tuple[float, float]
+Colour = tuple[float, float, float] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Camera:
     """`offset + gain * value ** gamma`, blurred, plus noise, by channel (red, green, blue, NI, TI), with values in [0, 1], of
-    surroundings with these colours of wall and ground, range of the horizon, and mean number of each object of scene.py."""
+    surroundings with these colours of wall and ground, range of the horizon, and mean number of each object."""
 
     walls: Palette
     grounds: Palette
@@ -97,11 +100,6 @@ CAMERAS = (
         blur=0.6,
     ),
 )
-
-
-Label = int
-Point = tuple[float, float]
-Colour = tuple[float, float, float] | np.ndarray
 
 
 def rectangle(left: float, top: float, right: float, bottom: float) -> list[Point]:

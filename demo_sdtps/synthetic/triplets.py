@@ -1,4 +1,4 @@
-"""Synthetic data sets of triplets, whatever they show: cameras, identities by their looks, and the files."""
+"""Synthetic data sets of triplets, whatever they show: identities by their looks, rendering, and the files."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Synthetic vehicles that fill the picture, in the cameras of synthetic/pedestrians.py.
+"""Synthetic vehicles that fill the picture, in the cameras of scene.py.
 
 A vehicle is an outline over its length, extruded over its width. Places are (x, y, z): metres from the nose back, from the near
 side (-1) to the far side (1), metres above the ground. Only the five looks together are unique; all else is independent.

@@ -23,6 +23,10 @@ RECENT = 5  # finite losses that the error reports, the last of which the progre
 LAG = 2  # steps after which a loss is read, when a GPU has computed it
 
 AnyBatch = TypeVar("AnyBatch")
+# no SIGHUP on Windows
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)
+]
 
 
 @dataclass
@@ -86,12 +90,6 @@ class LossMonitor:
                     "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
                 )
             self.recent.append(loss)
-
-
-# no SIGHUP on Windows
-SIGNALS = [
-    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)
-]
 
 
 class Stopped(Exception):  # noqa: N818 (no error: the run is saved and can be resumed)

@@ -1,4 +1,4 @@
-"""Backbones: a file for each architecture, by MODEL.TRANSFORMER_TYPE."""
+"""Backbones by MODEL.TRANSFORMER_TYPE: CLIP's (clip.py), and those of timm (vit.py)."""
 
 import timm
 from yacs.config import CfgNode

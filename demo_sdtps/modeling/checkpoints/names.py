@@ -27,6 +27,33 @@ EXPERT_NAMES = {
 }
 
 QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_tracked"
+Weights = dict[str, torch.Tensor]
+CONTAINERS = ("model", "state_dict")  # keys under which training code stores the weights
+CLIP_MARK = "BACKBONE.base.conv1.weight"  # a key of DeMo's CLIP backbone alone; DeMo's ImageNet backbone has timm's names
+# Parts of names in DeMo's CLIP backbone (below BACKBONE.base.) and in timm's.
+CLIP_NAMES = (
+    ("conv1.", "patch_embed.proj."),
+    ("class_embedding", "cls_token"),
+    ("positional_embedding", "pos_embed"),
+    ("ln_pre.", "norm_pre."),
+    ("ln_post.", "norm."),
+    ("transformer.resblocks.", "blocks."),
+    (".ln_1.", ".norm1."),
+    (".ln_2.", ".norm2."),
+    (".attn.in_proj_", ".attn.qkv."),
+    (".attn.out_proj.", ".attn.proj."),
+    (".mlp.c_fc.", ".mlp.fc1."),
+    (".mlp.c_proj.", ".mlp.fc2."),
+)
+CLIP_PROJECTION = ("proj", "head.weight")
+"""Its names in CLIP and in timm; transposed, because CLIP multiplies from the right and a Linear layer from the left."""
+OUR_BACKBONE = "backbone.vit."
+FORMER = ("trunk.", "backbone.")
+"""Beginnings of the backbone's names in 0.1.0 and since."""
+PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
+"""First components of our names."""
+FOLDER_ATTRIBUTE = 0x10
+"""Of a member of a zip archive: it is a folder (APPNOTE.TXT, 4.4.15, by MS-DOS)."""
 
 
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -92,40 +119,6 @@ def _part(ours: str, stack: torch.Tensor, index: int, count: int) -> torch.Tenso
     # A clone: a view would be saved with the whole stack.
     tensor = (stack.view(count, -1) if ours.startswith(NORM) else stack)[index].clone()
     return tensor.view(1, 1, -1) if ours == QUERY else tensor
-
-
-Weights = dict[str, torch.Tensor]
-
-CONTAINERS = ("model", "state_dict")  # keys under which training code stores the weights
-
-CLIP_MARK = "BACKBONE.base.conv1.weight"  # a key of DeMo's CLIP backbone alone; DeMo's ImageNet backbone has timm's names
-
-# Parts of names in DeMo's CLIP backbone (below BACKBONE.base.) and in timm's.
-CLIP_NAMES = (
-    ("conv1.", "patch_embed.proj."),
-    ("class_embedding", "cls_token"),
-    ("positional_embedding", "pos_embed"),
-    ("ln_pre.", "norm_pre."),
-    ("ln_post.", "norm."),
-    ("transformer.resblocks.", "blocks."),
-    (".ln_1.", ".norm1."),
-    (".ln_2.", ".norm2."),
-    (".attn.in_proj_", ".attn.qkv."),
-    (".attn.out_proj.", ".attn.proj."),
-    (".mlp.c_fc.", ".mlp.fc1."),
-    (".mlp.c_proj.", ".mlp.fc2."),
-)
-CLIP_PROJECTION = ("proj", "head.weight")
-"""Its names in CLIP and in timm; transposed, because CLIP multiplies from the right and a Linear layer from the left."""
-
-OUR_BACKBONE = "backbone.vit."
-
-FORMER = ("trunk.", "backbone.")
-"""Beginnings of the backbone's names in 0.1.0 and since."""
-PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
-"""First components of our names."""
-FOLDER_ATTRIBUTE = 0x10
-"""Of a member of a zip archive: it is a folder (APPNOTE.TXT, 4.4.15, by MS-DOS)."""
 
 
 def load_file(path: Path, without_weights: bool = False) -> object:

@@ -27,6 +27,9 @@ NAMES = ("img_size", "image_size", "input_resolution")
 SQUARES = (448, 518, 336, 512, 192, 128, 96, 64, 32)
 SIZES = (224, 256, (256, 128), 384, (384, 128), (128, 256), *SQUARES)
 """Usual ones, (height, width) or the side of a square."""
+SCORES_BY_NAME = ("saliency", "distinctness", "supervised", "self_supervised")
+"""Scores that need neither a configuration nor the size of the grid."""
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
@@ -112,12 +115,6 @@ def _sizes(module: nn.Module, stem: nn.Conv2d) -> Iterator[tuple[int, int]]:
         sides = (size, size) if isinstance(size, int) else size
         if isinstance(sides, tuple):
             yield sides
-
-
-SCORES_BY_NAME = ("saliency", "distinctness", "supervised", "self_supervised")
-"""Scores that need neither a configuration nor the size of the grid."""
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 def slim(

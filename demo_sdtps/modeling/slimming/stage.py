@@ -1,7 +1,7 @@
 """Slimming is token pruning: between two blocks a stage drops patches by a score and merges them (docs/method.md).
 
 A stage is a pure function of tokens and their `State` (`run_stage`); the modalities are stacked along the batch dimension, so
-that it is one gather, and the numbers of tokens depend on the settings alone. This project's model calls it in slimmed.py, any
+that it is one gather, and the numbers of tokens depend on the settings alone. This project's model calls it in demo.py, any
 other Vision Transformer by the hooks of hooks.py.
 """
 

@@ -1,4 +1,4 @@
-"""A trained model as a file for ONNX Runtime or OpenVINO, and as a program of torch.export (docs/deploy.md)."""
+"""A trained model as a file for ONNX Runtime, Triton or OpenVINO, and as a program of torch.export (docs/deploy.md)."""
 
 import logging
 import shutil
@@ -39,6 +39,11 @@ TOLERANCE = 1e-4
 ROUNDING, TRIES = 1e-5, 8  # relative changes of images that show whether a selection is a tie
 CALIBRATION = 300  # triplets that int8 is calibrated on, at most
 Feed = Mapping[str, np.ndarray]  # the inputs of a model by their names
+QUANTISED = ["MatMul", "Gemm"]  # what is worth it; the score of the patches stays as it is
+PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
+LARGEST_BATCH = 64  # that Triton may form of its requests
+TYPES = {"tensor(float)": "TYPE_FP32", "tensor(uint8)": "TYPE_UINT8", "tensor(int64)": "TYPE_INT64"}
+"""Triton's names of the types of ONNX Runtime."""
 
 
 def check_file(extractor: Extractor, model: ExportedModel) -> list[str]:
@@ -160,10 +165,6 @@ def export_model(
     )
 
 
-QUANTISED = ["MatMul", "Gemm"]  # what is worth it; the score of the patches stays as it is
-PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
-
-
 def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None:
     """Convert a float32 model in its place, whose inputs and outputs stay so: to float16 throughout, or to int8 weights with
     activations that are quantised as they come ("int8"), or in the ranges that they have for `feeds` ("int8_static")."""
@@ -228,11 +229,6 @@ def write_openvino(
     seal(path, path.with_suffix(".bin"))
 
 
-MOST = 64  # images of a batch that the server may form of its requests
-TYPES = {"tensor(float)": "TYPE_FP32", "tensor(uint8)": "TYPE_UINT8", "tensor(int64)": "TYPE_INT64"}
-"""Triton's names of the types of ONNX Runtime."""
-
-
 def repository_files(repository: Path, model: Path) -> tuple[Path, Path]:
     """The files of the model in the repository, under the name of its file: the configuration, and version 1."""
     folder = repository / model.stem
@@ -258,7 +254,7 @@ def model_config(model: Path) -> str:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    lines = [f'name: "{model.stem}"', 'backend: "onnxruntime"', f"max_batch_size: {MOST}"]
+    lines = [f'name: "{model.stem}"', 'backend: "onnxruntime"', f"max_batch_size: {LARGEST_BATCH}"]
     for kind, tensors in (("input", session.get_inputs()), ("output", session.get_outputs())):
         for tensor in tensors:
             sizes = [size if isinstance(size, int) else -1 for size in tensor.shape[1:]]

@@ -18,7 +18,7 @@ from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.runtime.files import SEAL, UNSEALED, seal
 
 OUTPUTS = tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)
-MOST = 65536
+MOST = 65536  # images of a batch, pixels of a side
 
 
 class Patterns(nn.Module):

@@ -1,7 +1,6 @@
 """Scores of patches, by which slimming and SDTPS keep the best (docs/develop.md, base.py).
 
-A new score is one file with a subclass of `base.Score` and a line in SCORES; from outside the project its name is
-"package.module:Class".
+A new score is a subclass of `base.Score` and a line in SCORES; from outside the project its name is "package.module:Class".
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
 NEAREST = 3  # a patch at the border is itself its nearest
-ROUNDS = 6
+ROUNDS = 6  # of `geodesic`
+OTSU = "otsu"  # in `State.computed`
+HIDDEN = 64  # channels of the MLP; with 16 an earlier study gained 3.2 mAP in place of 5.9
 
 
 class Saliency(Score):
@@ -118,10 +119,6 @@ class SDTPSScore(Score):
         guidance = sdtps.cosine_guidance(tokens, torch.stack([guides[guide] for guide in weights]))
         predicted = sdtps.predict(self.score_predictor[context.modality], tokens)
         return sdtps.guided_score(predicted, guidance, weights.values(), self.beta)
-
-
-OTSU = "otsu"  # in `State.computed`
-HIDDEN = 64  # channels of the MLP; with 16 an earlier study gained 3.2 mAP in place of 5.9
 
 
 class Supervised(Score):
