@@ -1,5 +1,6 @@
 """Data sets: readers, transforms, samplers and loaders."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib import import_module
@@ -101,6 +102,18 @@ def check_root(root: Path) -> None:
         raise UserError(
             f"{root} is the own folder of a data set; give the folder that holds it, {root.parent if root.name else parent}."
         )
+
+
+def completeness(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> list[str]:
+    """A line for each split of own data: how many of its triplets have all modalities, and how many lack which."""
+    lines: list[str] = []
+    for split, samples in splits.items() if cfg.DATASETS.NAMES in OWN_READERS else ():
+        absent = ([m for m in cfg.MODEL.MODALITIES if m not in one.modalities] for one in samples)
+        lacking = Counter(map(" and ".join, absent))
+        complete = lacking.pop("", 0)
+        lacks = "".join(f"; {count:,} lack {names}" for names, count in lacking.most_common())
+        lines.append(f"{split}: {complete:,} of {len(samples):,} triplets are complete{lacks}")
+    return lines
 
 
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:

@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -257,20 +256,6 @@ def _line_paths(
             f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
         )
     return paths
-
-
-def completeness(cfg: CfgNode, splits: Mapping[str, Sequence[base.Sample]]) -> list[str]:
-    """A line for each split of own data: how many of its triplets have all modalities, and how many lack which."""
-    from demo_sdtps.datasets import OWN_READERS
-
-    lines: list[str] = []
-    for split, samples in splits.items() if cfg.DATASETS.NAMES in OWN_READERS else ():
-        absent = ([m for m in cfg.MODEL.MODALITIES if m not in one.modalities] for one in samples)
-        lacking = Counter(map(" and ".join, absent))
-        complete = lacking.pop("", 0)
-        lacks = "".join(f"; {count:,} lack {names}" for names, count in lacking.most_common())
-        lines.append(f"{split}: {complete:,} of {len(samples):,} triplets are complete{lacks}")
-    return lines
 
 
 def unpaired(splits: Mapping[str, Sequence[base.Sample]], modalities: Sequence[str]) -> list[str]:

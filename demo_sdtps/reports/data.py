@@ -11,12 +11,11 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import reads_masks
-from demo_sdtps.datasets import Sample, find_reader, read_splits, synthetic
+from demo_sdtps.datasets import Sample, completeness, find_reader, read_splits, synthetic
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks, mask_path
-from demo_sdtps.datasets.own import completeness
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
 from demo_sdtps.seps import evaluation as seps_evaluation
 
@@ -40,7 +39,7 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
         "expected": expected,
         "differences": count_differences(counts, expected),
         "warnings": list(data_warnings(cfg, splits, matched)),
-        "complete": list(completeness(cfg, splits)),
+        "complete": completeness(cfg, splits),
     }
 
 

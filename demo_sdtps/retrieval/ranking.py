@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +36,6 @@ from demo_sdtps.retrieval.nearest import (
 from demo_sdtps.retrieval.table import open_table
 from demo_sdtps.runtime.distributed import check_single
 from demo_sdtps.runtime.files import atomic_write, write_json
-
-if TYPE_CHECKING:
-    pass
 
 LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
 """Attributes of samples by the names of their arrays."""

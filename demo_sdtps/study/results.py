@@ -1,4 +1,4 @@
-"""The result of a study, a JSON file: what the tables read of the runs, a line for each, or for each rate of a choice."""
+"""The result of a study, a JSON file: what the tables read of the runs; and the choice of learning rates by it."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -20,6 +20,7 @@ from demo_sdtps.datasets import (
     Sample,
     camera_names,
     check_labelled,
+    completeness,
     data_name,
     identity_labels,
     read_splits,
@@ -28,7 +29,6 @@ from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, batches, train_loader
 from demo_sdtps.datasets.masks import existing_masks
-from demo_sdtps.datasets.own import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, read_records, reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
