@@ -2,12 +2,13 @@
 # make demo-seps  synthetic shapes with captions: generate, train SEPS, evaluate
 # make test       the fast tests, which cover every module and command: under 4 minutes on two cores
 # make test-slow  the slow tests: killed runs, studies, benchmarks, compiled models, several processes
-# make test-all   both
+# make test-all   both, or those of a marker: TESTS='not soak' make test-all
 # make test-seeds the numeric tests with five seeds, as this processor is and as others compute: runs/seeds.json (half an hour)
 # make mutants    mistakes planted in the package, which the tests must notice: ARGUMENTS='--only evaluation/' (an hour for all)
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff (format and rules) and mypy
-# make study      the variants of studies/ that docs/results/ does not hold yet (all of them: half a day on two cores); then make tables
+# make study      the variants of studies/ that docs/results/ does not hold yet (all of them: half a day on two cores); then make tables;
+#                 a result of other sources than today's is refused: remove it first
 # make tables     the tables and the figures of studies in README.md and docs/, from the JSON in docs/ and the code
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
 #                 REPO_URL=https://… links it to the repository

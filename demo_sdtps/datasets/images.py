@@ -1,4 +1,4 @@
-"""Decoding of images, with errors that name the file, and checks of all images."""
+"""Decoding of images, with errors that name the file; checks of all images, and those that are left out."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +24,8 @@ AnySample = TypeVar("AnySample", bound=Sample)
 
 OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
+left_out: dict[str, str] = {}
+"""What is wrong with the images of data sets that this process has left out, by path."""
 LOOKED_AT, FEW_VALUES = 16, 12
 
 
@@ -101,10 +103,6 @@ def parallel(
     """Results of `function` in the order of the items, by threads and with a progress bar."""
     with ThreadPoolExecutor() as pool:
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
-
-
-left_out: dict[str, str] = {}
-"""What is wrong with the images of data sets that this process has left out, by path."""
 
 
 def drop_unreadable(samples: Sequence[AnySample], broken: dict[str, str]) -> list[AnySample]:

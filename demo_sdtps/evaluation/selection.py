@@ -199,8 +199,8 @@ def average_precision(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Ten
 
 def random_order(relevant: torch.Tensor) -> float:
     """Expected average precision of a random order: the mean over the rows of relevant (B, N) bool with R > 0 relevant. At rank
-    k of N a relevant one has (k - 1)·(R - 1)/(N - 1) relevant before it on average, which gives the mean over k of (1 + (k -
-    1)·(R - 1)/(N - 1))/k."""
+    k of N a relevant one has (k - 1)·(R - 1)/(N - 1) relevant before it on average, which gives the mean over k of
+    (1 + (k - 1)·(R - 1)/(N - 1))/k."""
     counts = relevant.sum(dim=1)
     counts = counts[counts > 0].double().unsqueeze(1)
     before = torch.arange(relevant.shape[1])  # k - 1
