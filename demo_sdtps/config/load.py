@@ -177,13 +177,19 @@ SafeLoader, SafeDumper = (
 class UniqueKeys(SafeLoader):  # type: ignore[misc, valid-type]
     """A safe loader that refuses a key that stands twice in one mapping, where PyYAML takes the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self.checked: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
         keys: dict[str, yaml.Node] = {}
-        for key, _ in node.value:
+        # once, as it adds the keys of a `<<`, which may stand here too
+        for key, _ in node.value if id(node) not in self.checked else ():
             if (first := keys.setdefault(str(key.value), key)) is not key:
                 lines = [each.start_mark.line + 1 for each in (first, key)]
                 raise yaml.YAMLError(f"{key.value} stands in lines {lines[0]} and {lines[1]}")
-        return super().construct_mapping(node, deep)
+        self.checked.add(id(node))
+        super().flatten_mapping(node)
 
 
 def parse_yaml(text: str, what: str) -> dict:

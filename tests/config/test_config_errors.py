@@ -89,13 +89,15 @@ def test_a_missing_file_is_reported(tmp_path, schema):
     assert str(tmp_path / "none.yml") in message and f"such as {schema.example}" in message
 
 
-def test_a_section_may_take_over_the_keys_of_another(tmp_path):
+@pytest.mark.parametrize(
+    "second",
+    ["INPUT: &second {<<: *first, HEAD: 5}", "INPUT: {SIZE: &second {<<: *first, HEAD: 5}}"],
+    ids=["section", "deeper"],
+)
+def test_a_section_may_take_over_the_keys_of_another(second):
     """By YAML's merge, also that of a section that has taken over others."""
-    path = write(
-        tmp_path,
-        "MODEL: &first {HEAD: 4}\nINPUT: &second\n  <<: *first\n  HEAD: 5\nSOLVER:\n  <<: *second\n",
-    )
-    assert parse_yaml(path.read_text(), "x")["SOLVER"] == {"HEAD": 5}
+    text = f"MODEL: &first {{HEAD: 4}}\n{second}\nSOLVER: {{<<: *second}}\n"
+    assert parse_yaml(text, "x")["SOLVER"] == {"HEAD": 5}
 
 
 @pytest.mark.parametrize("text", ["SOLVER.SEED: 3", "SOLVER:\n  SEED: 3"], ids=["name", "section"])
