@@ -255,13 +255,12 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.usefixtures("shallow")
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_equals_eager_in_training_and_evaluation():
     """Also once the weights have changed, of which evaluation in half precision makes a compiled copy."""
     # SDTPS chooses patches, others where a rounding is another
-    opts = ("MODEL.USE_SDTPS", False, "MODEL.HDM", True)
+    opts = ("MODEL.USE_SDTPS", False, "MODEL.HDM", True, "MODEL.DEPTH", 2)
     eager, compiled = tiny_model(*opts), tiny_model(*opts)
     compiled.backbone.compile_blocks()
     assert to_demo(compiled.state_dict()).keys() == to_demo(eager.state_dict()).keys()

@@ -287,13 +287,11 @@ def test_compiled_slimming_is_eager_slimming():
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize("is_training", [False, True])
 def test_the_model_compiles_as_one_graph(is_training):
     torch._dynamo.reset()
-    model = slim_model(
-        "self_supervised", "MODEL.USE_SDTPS", "True", "MODEL.SLIM_BLOCKS", "[0,1]"
-    ).train(is_training)
+    words = ["MODEL.USE_SDTPS", "True", "MODEL.SLIM_BLOCKS", "[0,1]", "MODEL.DEPTH", "2"]
+    model = slim_model("self_supervised", *words).train(is_training)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.set_grad_enabled(is_training):
         actual, expected = (each(*random_images(1)) for each in (compiled, model))

@@ -30,10 +30,18 @@ def words(root, output, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shallow")
 def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_path):
     """Heads and their optimiser's state are in the checkpoint; every command reads it."""
-    more = ("MODEL.SLIM_SCORE", "supervised", "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
+    more = [
+        "MODEL.SLIM_SCORE",
+        "supervised",
+        "SOLVER.AMP",
+        "bf16",
+        "MODEL.GLOBAL_LOCAL",
+        "True",
+        "MODEL.DEPTH",
+        "2",
+    ]
     assert call(words(tiny_root, tmp_path / "reference", *more)) == 0
     with at(Meter, "update", 7, kill):
         assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 130
