@@ -195,7 +195,6 @@ def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.soak
 def test_a_process_that_dies_ends_the_others(tiny_root, tmp_path):
     """One that is killed says nothing; the other, which waits for it in an exchange, is ended too."""
     output = tmp_path / "run"
