@@ -96,7 +96,7 @@ def main() -> None:
 
         result = search(arguments, cfg)
         if result:
-            from demo_sdtps.reports.page import show
+            from demo_sdtps.reports.search_page import show
 
             show(arguments, result)
 

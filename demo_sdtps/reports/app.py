@@ -26,7 +26,7 @@ from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import decode, decode_triplet, omissions
 from demo_sdtps.evaluation.extraction import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
-from demo_sdtps.reports.page import MOST_HITS, image_config, search_page, write_hits
+from demo_sdtps.reports.search_page import MOST_HITS, image_config, search_page, write_hits
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.load import open_reid

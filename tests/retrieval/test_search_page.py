@@ -13,7 +13,7 @@ from PIL import Image
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.reports import page as pages
+from demo_sdtps.reports import search_page as pages
 from demo_sdtps.retrieval.search import Hit
 
 SETTINGS = KEEP_ALL
