@@ -12,6 +12,7 @@ import demo_sdtps
 from benchmarks.rows import Row
 from benchmarks.timing import in_turns, infer
 from demo_sdtps.evaluation.operations import total_macs
+from demo_sdtps.modeling.slimming.slim import KEEP
 
 MODELS = {
     "ViT-S/16": "vit_small_patch16_224",
@@ -20,7 +21,11 @@ MODELS = {
     "DINOv2 ViT-B/14 with registers": "vit_base_patch14_reg4_dinov2",
 }
 SIZE, BATCH = 224, 8
-STAGE_SETTINGS = (((0, 4), (0.5, 0.5)), ((0, 4), (0.4, 0.5)))  # blocks and shares
+STAGE_SETTINGS = (
+    ((0,), (KEEP,)),  # the default
+    ((0, 4), (0.5, 0.5)),
+    ((0, 4), (0.4, 0.5)),
+)  # blocks and shares
 TOME = {
     "ViT-S/16, r = 13, off the shelf": (953, 1564),
     "ViT-B/16, r = 13, off the shelf": (309, 511),
@@ -45,8 +50,9 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         }
         seconds = in_turns(name, works, 1 if quick else 8, device)
         for setting in STAGE_SETTINGS:
-            blocks, keep = setting
-            what = f"{name}, {SIZE}×{SIZE}, {keep[0]:g} kept after block {blocks[0]}, {keep[1]:g} of it after {blocks[1]}"
+            stages = zip(*setting, strict=True)
+            kept = ", ".join(f"{share:g} kept after block {block}" for block, share in stages)
+            what = f"{name}, {SIZE}×{SIZE}, {kept}"
             macs = operations[()], operations[setting]
             yield Row(f"{what}: operations", macs[0] / 1e9, macs[1] / 1e9, "G", macs[0] / macs[1])
             speeds = len(images) / seconds[()], len(images) / seconds[setting]

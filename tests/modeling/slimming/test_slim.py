@@ -95,6 +95,16 @@ def test_taking_slimming_off_restores_the_model(case):
     assert torch.equal(case.call(model, images), expected)
 
 
+def test_the_default_is_the_setting_that_was_chosen_without_training():
+    """The first bold row of the table in docs/results.md."""
+    case = CASES["timm"]
+    dense, images = case.model(), case.draw()
+    default = demo_sdtps.slim(copy.deepcopy(dense))
+    chosen = demo_sdtps.slim(dense, (0,), (0.7,), "saliency")
+    assert torch.equal(case.call(default, images), case.call(chosen, images))
+    assert default.slimming.counts(200) == (140,)
+
+
 @pytest.mark.parametrize(("name", "settings"), [("timm", {}), ("DINOv3", {"merge": False})])
 def test_operations_are_a_budget(name, settings):
     """Of the share at least 98 % are used and no more, as fvcore counts."""
