@@ -1,8 +1,8 @@
 """What slimming costs without training: python -m studies.off_the_shelf persons=last.pth --json docs/off_the_shelf.json
 
 Every dense checkpoint is evaluated on its own test split with each of SETTINGS, by which the default of `demo_sdtps.slim` is
-chosen. Those of docs/off_the_shelf.json are runs of configs/Synthetic/DeMo.yml with INPUT.JOINT_AUGMENTATION at BASE_LR 0.001 on
-data/tune, data/loose_tune (demo-sdtps synthetic --root data/loose_tune --loose --seed 7; six blocks: 20 epochs at 0.002) and
+chosen. Those of docs/off_the_shelf.json are runs of configs/Synthetic/DeMo.yml with INPUT.JOINT_AUGMENTATION and BASE_LR 0.001
+on data/tune, data/loose_tune (demo-sdtps synthetic --root data/loose_tune --loose --seed 7; six blocks: 20 epochs at 0.002) and
 data/vehicles_tune, from the backbones of `make study`; for MODEL.DEPTH 12 these are trained in the same way for 5 epochs.
 """
 
@@ -82,7 +82,7 @@ def table(content: dict[str, Any]) -> str:
     lines = []
     for row in sorted(rows, key=mean_operations):
         losses = [100 * (row["mAP"][name] - dense["mAP"][name]) for name in dense["mAP"]]
-        place = f"after {row['depth']:.0%} of the blocks" if row["depth"] else "before them"
+        place = f"after {row['depth']:.0%} of the blocks" if row["depth"] else "before the first"
         setting = f"{row['score']}, {row['keep']:.0%} {place}"
         setting = f"**{setting}**" if min(losses) >= -ALLOWED else setting
         figures = (f"{loss:+.1f}" for loss in losses)
