@@ -1,6 +1,6 @@
 # make demo       synthetic pedestrians: generate, train, evaluate, draw
 # make demo-seps  synthetic shapes with captions: generate, train SEPS, evaluate
-# make test       the fast tests, which cover every module and command: under 4 minutes on two cores
+# make test       the fast tests, which cover every module and command: three minutes on two cores
 # make test-slow  the slow tests: killed runs, studies, benchmarks, compiled models, several processes
 # make test-all   both, or those of a marker: TESTS='not soak' make test-all
 # make test-seeds the numeric tests with five seeds, as this processor is and as others compute: runs/seeds.json (half an hour)

@@ -69,7 +69,9 @@ def main():
         host_imitation.imitate()
         if name in slim_hosts.HOSTS:
             figures = with_slimming(
-                slim_hosts.HOSTS[name](), lambda model, keep: demo_sdtps.slim(model, keep=keep), 1
+                slim_hosts.HOSTS[name](),
+                lambda model, keep: demo_sdtps.slim(model, (0, 4), keep),
+                1,
             )
         else:
             run = host_models.HOSTS[name](checkout)
