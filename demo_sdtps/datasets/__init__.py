@@ -183,7 +183,7 @@ def _readable(cfg: CfgNode, splits: dict[str, list[Sample]]) -> dict[str, list[S
     """The splits, by DATASETS.SKIP_UNREADABLE without images that cannot be read."""
     if not cfg.DATASETS.SKIP_UNREADABLE:
         return splits
-    from demo_sdtps.datasets.images import drop_unreadable, left_out  # torch, not for --help
+    from demo_sdtps.datasets.unreadable import drop_unreadable, left_out  # torch, not for --help
 
     distinct = dict.fromkeys(sample for samples in splits.values() for sample in samples)
     drop_unreadable([*distinct], left_out)

@@ -8,11 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.cli import count_text, print_lines
 from demo_sdtps.config.schema import PERCENTILES, Range
-from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.pixels import ADVICE, read_pixels
-from demo_sdtps.runtime.distributed import all_gather_object, is_main, shard_for_rank
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
@@ -20,12 +17,9 @@ Images = tuple[torch.Tensor | None, ...]
 Scales = Mapping[str, Range | None]  # by modality
 S = TypeVar("S")
 T = TypeVar("T")
-AnySample = TypeVar("AnySample", bound=Sample)
 
 OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
-left_out: dict[str, str] = {}
-"""What is wrong with the images of data sets that this process has left out, by path."""
 LOOKED_AT, FEW_VALUES = 16, 12
 
 
@@ -103,25 +97,3 @@ def parallel(
     """Results of `function` in the order of the items, by threads and with a progress bar."""
     with ThreadPoolExecutor() as pool:
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
-
-
-def drop_unreadable(samples: Sequence[AnySample], broken: dict[str, str]) -> list[AnySample]:
-    """The samples without images that cannot be read, and without those that have no other. What is wrong is added to
-    `broken` by path. Each of several processes reads a part of them."""
-    paths = (path for sample in shard_for_rank(samples) for path in sample.paths if path)
-    for damaged in all_gather_object(unreadable(paths)):
-        broken.update(damaged)
-    remaining = [sample.without(broken) for sample in samples]
-    return [sample for sample in remaining if any(sample.paths)]
-
-
-def omissions(broken: Mapping[str, str]) -> list[str]:
-    """Lines on the images that cannot be read; none where all can."""
-    return [f"Left out, {count_text(len(broken), 'image')}:", *broken.values()] if broken else []
-
-
-def print_left_out() -> None:
-    """List at the end of a command what was left out, if anything was."""
-    if left_out and is_main():
-        print_lines(*omissions(left_out))
-    left_out.clear()

@@ -23,7 +23,8 @@ from demo_sdtps.config.common import TOP
 from demo_sdtps.config.schema import read_ranges
 from demo_sdtps.datasets.base import FORMATS, GALLERY
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import decode, decode_triplet, omissions
+from demo_sdtps.datasets.images import decode, decode_triplet
+from demo_sdtps.datasets.unreadable import omissions
 from demo_sdtps.evaluation.extraction import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
 from demo_sdtps.reports.search_page import MOST_HITS, image_config, search_page, write_hits

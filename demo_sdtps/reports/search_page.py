@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, with_values
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import omissions
+from demo_sdtps.datasets.unreadable import omissions
 from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.retrieval.nearest import write_csv
 from demo_sdtps.retrieval.search import Hit, SearchResult

@@ -18,8 +18,8 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP
 from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, check_modality, image_folders
-from demo_sdtps.datasets.images import drop_unreadable
 from demo_sdtps.datasets.own import read_triplets
+from demo_sdtps.datasets.unreadable import drop_unreadable
 from demo_sdtps.evaluation.distances import (
     Comparison,
     Side,

@@ -21,7 +21,7 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import COMMAND
-from demo_sdtps.datasets.images import left_out
+from demo_sdtps.datasets.unreadable import left_out
 from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.runtime.device import matmul_library
 from demo_sdtps.runtime.distributed import is_main, world_size

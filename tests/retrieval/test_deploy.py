@@ -214,8 +214,13 @@ def test_features_need_no_torch(exported, files):
     subprocess.run([sys.executable, "-c", code, *words], check=True)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.soak] * (name != "torchvision"))
+        for name, case in CASES.items()
+    ],
+)
 @pytest.mark.parametrize(
     "settings", [{"score": "saliency"}, {"score": "distinctness", "shared": False}], ids=str
 )

@@ -125,7 +125,8 @@ class Call:
             for number, (name, image) in enumerate(self.images)
             if image.shape[1:] == images.shape[1:] and (name in names or names == UNNAMED)
         }
-        if len({image.shape[0] for image in alike.values()}) > 1:
+        sizes = [image.shape[0] for image in alike.values()]  # symbols in torch.export: no set
+        if any(size != sizes[0] for size in sizes):
             batch = images.shape[0]
             alike = {key: image for key, image in alike.items() if image.shape[0] == batch}
         voters = {

@@ -111,7 +111,7 @@ def attention_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
     # Row `length`, of the extra tokens, is appended below.
     ends = rows[:, length - suffix : length], rows[:, length:].expand(-1, state.extra - suffix)
     index = torch.cat([rows[:, :prefix], positions + prefix, *ends], dim=1)
-    mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape).expand(len(positions), -1, -1, -1)
+    mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape).expand(positions.shape[0], -1, -1, -1)
     for dim in (2, 3):
         if mask.shape[dim] == length:
             mask = mask.transpose(2, dim)
