@@ -304,7 +304,9 @@ def _sizes(module: nn.Module, stem: nn.Conv2d) -> Iterator[tuple[int, int]]:
     """(height, width) that `module` may need: those that it names, one of many patches, and usual ones."""
     owners = (owner for part in module.modules() for owner in (part, getattr(part, "config", None)))
     named = [getattr(owner, name, None) for owner in owners for name in NAMES]
-    for size in dict.fromkeys((*named, 64 * stem.stride[0], *SIZES)):
-        sides = (size, size) if isinstance(size, int) else size
-        if isinstance(sides, tuple):
-            yield sides
+    sizes = [
+        (size, size) if isinstance(size, int) else tuple(size)
+        for size in (*named, 64 * stem.stride[0], *SIZES)
+        if isinstance(size, (int, tuple, list))
+    ]
+    yield from dict.fromkeys(sizes)

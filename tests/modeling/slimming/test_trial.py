@@ -219,3 +219,10 @@ def test_a_model_may_catch_the_error_of_a_tower(block, settings):
         expected = model.towers[0 if restarts else 1](images)
         model.fails_at = block
         assert torch.equal(model(images), expected) and model.fails_at is None
+
+
+def test_a_size_of_images_may_be_a_list():
+    """As TransReID has it from its configuration."""
+    model = timm_model("test_vit")
+    model.patch_embed.img_size = [*model.patch_embed.img_size]
+    assert demo_sdtps.slim(model, (1,), (0.5,)).slimming.blocks == (1,)
