@@ -14,10 +14,10 @@ from demo_sdtps.config.common import (
     MODALITIES,
     RETURN_PATTERNS,
 )
+from demo_sdtps.config.ranges import EXAMPLE, parse_range
 from demo_sdtps.config.schema import (
     AMP,
     BELOW_ONE,
-    EXAMPLE,
     LONGEST_SIDE,
     MOST_WORKERS,
     NOT_NEGATIVE,
@@ -32,7 +32,6 @@ from demo_sdtps.config.schema import (
     Key,
     between,
     constant_key,
-    parse_range,
 )
 
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.schema import PERCENTILES, Range
+from demo_sdtps.config.ranges import PERCENTILES, Range
 from demo_sdtps.datasets.pixels import ADVICE, read_pixels
 from demo_sdtps.runtime.progress import progress
 

@@ -18,7 +18,7 @@ except ImportError:
     simplejpeg = None
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.schema import EXAMPLE, PERCENTILES, Range
+from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
 from demo_sdtps.datasets.base import FORMATS
 
 ADVICE = "; replace it or remove its triplet."

@@ -20,7 +20,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import TOP
-from demo_sdtps.config.schema import read_ranges
+from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets.base import FORMATS, GALLERY
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import decode, decode_triplet

@@ -9,7 +9,7 @@ import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.schema import Range, read_ranges
+from demo_sdtps.config.ranges import Range, read_ranges
 from demo_sdtps.datasets import trained_cameras
 from demo_sdtps.datasets.pixels import read_pixels
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
