@@ -102,7 +102,10 @@ def engine_errors(place: str, advice: str) -> Iterator[None]:
         unreachable = next((why for word, why in UNREACHABLE.items() if word in text), None)
         if unreachable:
             what = f"cannot be reached: {unreachable}; docs/search.md names the variables to set"
-        elif any(word in text for word in ("onflict", "TooMuchWriteContention", "already exists")):
+        elif any(
+            word in text
+            for word in ("onflict", "concurrent", "TooMuchWriteContention", "already exists")
+        ):
             what = f"was changed by another process meanwhile ({text}); run the command again"
         elif any(word in text for word in ("ermission", "Read-only", "No space")):
             what = f"cannot be written ({text}); free some space or choose another place"
