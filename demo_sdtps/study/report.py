@@ -16,9 +16,7 @@ TIMES = ("inference", "training step")  # of `benchmarks.timing.time_variants`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
 CHOICE = "mAP in percent, {pattern}; bold: the chosen rate."
-LEGEND = (
-    "Percent over {seeds}; Δ with its 95 % interval, operations and times: relative to {first}."
-)
+LEGEND = "Percent over {seeds}; Δ with its 95 % interval, operations and times: relative to {first}{others}."
 CALIBRATED = (
     "Percent over {seeds} of ten splits of identities. Error: expected calibration error; false and true: accepted pairs of "
     "different identities and of one, by a threshold for 1 %."
@@ -64,7 +62,7 @@ def result_table(result: dict[str, Any]) -> Table:
 def study_markdown(result: dict[str, Any], sources: str | None = None) -> str:
     """Table, legend, failed runs, and what the runs were made with; files older than `sources` (`source_tree`) are marked."""
     first, seeds, table = result["variants"][0], seed_count(result), result_table(result)
-    legend = LEGEND.format(seeds=seeds, first=first["name"])
+    legend = LEGEND.format(seeds=seeds, first=first["name"], others=_other_baselines(result))
     if "family" in first:
         legend = CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]])
     elif table.headers[1] == "pairs":
@@ -84,6 +82,8 @@ def study_markdown(result: dict[str, Any], sources: str | None = None) -> str:
 def study_table(result: dict[str, Any]) -> Table:
     """A row per variant: what is there of mAP by return pattern, Rank-1, and what was measured besides."""
     variants, last = result["variants"], result["patterns"][-1]
+    names = [variant["name"] for variant in variants]
+    compared = [variant.get("against", names[0]) for variant in variants]
     columns = {"variant": [_label(variant) for variant in variants]}
     if any("rate" in variant for variant in variants):
         columns["rate"] = [f"{variant['rate']:g}" for variant in variants]
@@ -94,7 +94,9 @@ def study_table(result: dict[str, Any]) -> Table:
     def add(name: str, values: list[dict[str, float]], is_compared: bool = False) -> None:
         if any(values):
             columns[name] = [spread(by_seed.values()) for by_seed in values]
-        differences = [difference_text(by_seed, values[0]) for by_seed in values[1:]]
+        by_name = dict(zip(names, values, strict=True))
+        pairs = zip(values[1:], compared[1:], strict=True)
+        differences = [difference_text(by_seed, by_name.get(other, {})) for by_seed, other in pairs]
         if is_compared and any(differences):
             columns[f"Δ {name}"] = ["", *differences]
 
@@ -150,6 +152,16 @@ def _label(variant: dict[str, Any]) -> str:
     failed = sum("failed" in run for run in variant["runs"].values())
     count = len(variant["runs"])
     return f"{variant['name']}{f' ({count - failed} of {count} runs)' if failed else ''}"
+
+
+def _other_baselines(result: dict[str, Any]) -> str:
+    """Of the legend: which variants are compared with another than the first."""
+    compared: dict[str, list[str]] = {}
+    for variant in result["variants"]:
+        compared.setdefault(variant.get("against", ""), []).append(variant["name"])
+    return "".join(
+        f"; Δ of {' · '.join(names)}: to {other}" for other, names in compared.items() if other
+    )
 
 
 def _provenance(result: dict[str, Any], sources: str | None) -> str:

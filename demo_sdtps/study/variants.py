@@ -32,7 +32,14 @@ DEFAULTS = {
 }
 SOURCES = {"start": "TEST.WEIGHT", "teacher": "MODEL.TEACHER"}
 """Keys of a variant that name another: the key of the configuration that gets the last epoch of its run of the same seed."""
-VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}, "seeds": [], "rate_of": ""}
+VARIANT_DEFAULTS = {
+    "config": "",
+    "set": {},
+    "evaluate": {},
+    "seeds": [],
+    "rate_of": "",
+    "against": "",
+}
 VARIANT_DEFAULTS |= dict.fromkeys(SOURCES, "")
 
 
@@ -53,6 +60,7 @@ class Variant:
     family: str  # in a study that chooses rates: what is tuned, of which this is one rate
     # by key of the configuration, the variant from whose run of the same seed this one's starts, or learns
     sources: Mapping[str, "Variant"] = field(default_factory=dict)
+    against: str = ""  # the variant that it is compared with; '': the first
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed_{seed}"
@@ -68,6 +76,7 @@ class Variant:
             "configuration": self.configuration,
             "command": shlex.join([COMMAND, "train", *self.arguments, *weights]),
             "evaluation": shlex.join(self.evaluation),
+            "against": self.against,
         }
         return {key: value for key, value in facts.items() if value}
 
@@ -151,11 +160,16 @@ def make_variants(
             rate=rate,
             family=name if is_grid else "",
             sources=sources,
+            against=settings["against"],
         )
 
     variants: list[Variant] = []
     for name, settings in study["variants"].items():
         chosen = _rate(name, settings, rates) if study["tuned"] else None
+        if settings["against"] not in ("", *study["variants"]):
+            raise UserError(
+                f"The variant {name!r} is compared with {settings['against']!r}, which is no variant; correct the name."
+            )
         plain = {one.name: one for one in variants if not one.sources}
         sources = {key: settings[role] for role, key in SOURCES.items() if settings[role]}
         for source in sources.values():
