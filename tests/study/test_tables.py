@@ -1,13 +1,17 @@
 """Files of a study's table, and what its tables have of measurements."""
 
 import csv
+import random
+from math import sqrt
 
 import pytest
 import torch
 
 from demo_sdtps.evaluation.tables import Table, write_tables
 from demo_sdtps.study.results import measurement
+from studies import again
 from studies.similarity import mean_cosine
+from tests.reference import statistics as reference
 
 
 def test_a_table_as_files(tmp_path):
@@ -48,3 +52,27 @@ def test_the_recall_is_that_of_the_last_stage():
     assert measurement("selection", content | {"stages": stages})["recall"] == pytest.approx(0.7)
     assert measurement("selection", content | {"stages": {}})["recall"] == pytest.approx(0.1)
     assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
+
+
+def test_a_further_run_is_bold_where_older_ones_do_not_explain_it():
+    """Within the reach of a further value of as many older ones."""
+    draw = random.Random(5)
+    names = again.AGAIN["vehicles"]
+    older = again.older_variants("vehicles")
+    maps = {
+        name: [100 * run["patterns"]["3"]["mAP"] for run in older[name]["runs"].values()]
+        for name in names
+    }
+    for sign in (-1, 1):
+        for excess in (0.9, 1.1):
+            variants, expected = [], {}
+            for name, values in maps.items():
+                low, high = reference.student(values)
+                reach = excess * (high - low) / 2 * sqrt(len(values) + 1)
+                value = (low + high) / 2 + sign * reach
+                runs = {str(draw.randrange(9)): {"patterns": {"3": {"mAP": value / 100}}}}
+                variants.append({"name": name, "runs": runs})
+                expected[name] = f"**{value:.1f}**" if excess > 1 else f"{value:.1f}"
+            lines = again.table({"vehicles": {"tree": 40 * "a", "variants": variants}}).splitlines()
+            cells = [line.strip("| ").split(" | ") for line in lines[2:]]
+            assert {name: reached for _, name, *_, reached, _ in cells} == expected
