@@ -35,6 +35,7 @@ from demo_sdtps.training.output import FINISHED, LAST, RECORD
 logger = logging.getLogger("study")
 RESULTS = ROOT / "docs" / "results"
 PROVENANCE = ("commit", "changed", "versions", "machine", "seconds")  # of run.json
+Runs = Sequence[tuple[Variant, int]]  # with their seeds
 
 
 def run_study(arguments: argparse.Namespace) -> None:
@@ -78,8 +79,7 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     def run(variants: Sequence[Variant]) -> None:
         pairs = ((one, seed) for one in variants for seed in one.seeds)
         left = [(one, seed) for one, seed in pairs if str(seed) not in rows[one.name]["runs"]]
-        for needs_others in (False, True):
-            wave = [one for one in left if bool(one[0].sources) == needs_others]
+        for wave in waves(left):
             run_all(wave, arguments.jobs, study, keep)
 
     wanted = variants
@@ -101,6 +101,16 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     run(wanted)  # the further seeds of single variants
     write()
     return result
+
+
+def waves(left: Runs) -> tuple[Runs, Runs]:
+    """The runs that need no other, with those whose weights others need and that are gone; and those that need others."""
+    first = {(one.name, seed): (one, seed) for one, seed in left if not one.sources}
+    for one, seed in left:
+        for source in one.sources.values():
+            if not is_done(source.run_folder(seed) / RECORD):
+                first[source.name, seed] = source, seed
+    return [*first.values()], [(one, seed) for one, seed in left if one.sources]
 
 
 def check_tree(is_free: bool) -> str | None:
@@ -146,7 +156,7 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 
 
 def run_all(
-    left: Sequence[tuple[Variant, int]],
+    left: Runs,
     jobs: int | None,
     study: Mapping[str, Any],
     keep: Callable[[Variant, int, str], None],

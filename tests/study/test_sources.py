@@ -7,14 +7,16 @@ import yaml
 from commands import CONFIG, ROOT
 
 from demo_sdtps.config import UserError
-from demo_sdtps.study.runs import steps
+from demo_sdtps.study.runs import steps, waves
 from demo_sdtps.study.variants import make_variants, read_study
 
 
-def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(monkeypatch, tmp_path):
+@pytest.fixture
+def variants(monkeypatch, tmp_path):
+    """A study, and its variants: dense, and slim, which has `sources`."""
     monkeypatch.chdir(ROOT)
 
-    def variants(dense, **sources):
+    def make(dense, runs=Path("r"), **sources):
         path, named = tmp_path / "x.yml", {"dense": {"set": dense}, "slim": sources}
         path.write_text(
             yaml.safe_dump(
@@ -22,8 +24,12 @@ def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(monkey
             )
         )
         study = read_study(path)
-        return study, make_variants(study, [], Path("r"))
+        return study, make_variants(study, [], runs)
 
+    return make
+
+
+def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(variants):
     study, (dense, slim) = variants({}, start="dense", teacher="dense")
     words = steps(slim, 2, study)[0][0]
     weights = str(dense.run_folder(2) / "last.pth")
@@ -44,3 +50,15 @@ def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(monkey
         assert len({getattr(variant, place) for variant in taught}) == 4
     with pytest.raises(UserError, match="'slim' starts or learns from 'slim', which is no variant"):
         variants({}, teacher="slim")
+
+
+def test_a_run_whose_weights_are_gone_is_made_again_for_those_that_need_it(variants, tmp_path):
+    _, (dense, slim) = variants({}, runs=tmp_path, teacher="dense")
+    left = [(slim, seed) for seed in (1, 2, 3)] + [(dense, 3)]
+    for seed, status in ((1, "finished"), (2, "running")):
+        folder = dense.run_folder(seed)
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(f'{{"status": "{status}"}}')
+    first, second = ([(one.name, seed) for one, seed in wave] for wave in waves(left))
+    assert sorted(first) == [("dense", 2), ("dense", 3)]
+    assert second == [("slim", 1), ("slim", 2), ("slim", 3)]
