@@ -34,15 +34,11 @@ MARKED = re.compile(
     rf"^({TABLE_MARKER}(.+?) -->\n)(?:(?!{TABLE_MARKER}).)*?(<!-- end -->)", re.S | re.M
 )
 SUMMARY = (
-    ("DeMo, dense", "pretrained", "dense, pretrained", ("dense",)),
-    (
-        "slimmed (`DeMo_Slim.yml`)",
-        "pretrained",
-        "self_supervised, pretrained",
-        ("self_supervised", "slimmed"),
-    ),
-    ("ToMe's merging", "pretrained", "ToMe, pretrained", ("ToMe",)),
-    ("EViT's pruning", "pretrained", "EViT, pretrained", ("EViT",)),
+    ("DeMo, dense", "distill", "dense", ("dense",)),
+    ("slimmed", "distill", "slimmed, 33 %", ("self_supervised", "slimmed")),
+    ("slimmed, distilled", "distill", "distilled, 33 %", ("self_supervised", "slimmed")),
+    ("ToMe, distilled", "distill", "ToMe, distilled", ("ToMe",)),
+    ("EViT, distilled", "distill", "EViT, distilled", ("EViT",)),
     ("SDTPS in the baseline", "logs", "Baseline + SDTPS as in the logs, pretrained", ()),
 )
 """Rows of the README's table: what it is called there, study, variant, and the names of what it is in TIMED."""
@@ -280,6 +276,7 @@ def span(ratios: Collection[float]) -> str:
 
 
 FIGURES: dict[str, tuple[Callable[[Any, Path], object], str]] = {
+    "study_distill": (figures.draw_costs, "results/distill"),
     "study_slimming": (figures.draw_costs, "results/slimming"),
     "study_training": (figures.draw_training, "results/epochs"),
     "demo_cross_modal": (draw_cross_modal, "cross_modal"),

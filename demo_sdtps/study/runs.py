@@ -68,7 +68,7 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
         row = rows[variant.name]
         if not study["grid"] and "gmacs" not in row:
             row |= cost(variant.cfg)
-        runs = row["runs"] | {str(seed): gather(variant, seed, reason, study)}
+        runs = {str(seed): gather(variant, seed, reason, study)} | row["runs"]
         row["runs"] = dict(sorted(runs.items(), key=lambda run: int(run[0])))
         write()
 
@@ -104,7 +104,7 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
 
 
 def waves(left: Runs) -> tuple[Runs, Runs]:
-    """The runs that need no other, with those whose weights others need and that are gone; and those that need others."""
+    """Runs without sources, with those whose weights others need and that are not there; then the other runs."""
     first = {(one.name, seed): (one, seed) for one, seed in left if not one.sources}
     for one, seed in left:
         for source in one.sources.values():
@@ -244,9 +244,11 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
 
 
 def is_done(output: Path) -> bool:
-    """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
-    is_finished, record = read_run(output.parent).get("status") == FINISHED, output.parent / RECORD
-    return is_finished and output.exists() and output.stat().st_mtime >= record.stat().st_mtime
+    """Whether the run is finished and has its weights, and `output`, one of its files, is not older than the run's record."""
+    record = output.parent / RECORD
+    is_finished = read_run(output.parent).get("status") == FINISHED
+    is_whole = is_finished and output.exists() and (output.parent / LAST).exists()
+    return is_whole and output.stat().st_mtime >= record.stat().st_mtime
 
 
 def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,11 +54,13 @@ def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(varian
 
 def test_a_run_whose_weights_are_gone_is_made_again_for_those_that_need_it(variants, tmp_path):
     _, (dense, slim) = variants({}, runs=tmp_path, teacher="dense")
-    left = [(slim, seed) for seed in (1, 2, 3)] + [(dense, 3)]
-    for seed, status in ((1, "finished"), (2, "running")):
+    left = [(slim, seed) for seed in (1, 2, 3, 4)] + [(dense, 4)]
+    for seed, status in ((1, "finished"), (2, "running"), (3, "finished")):
         folder = dense.run_folder(seed)
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(f'{{"status": "{status}"}}')
+        (folder / "last.pth").touch()
+    (folder / "last.pth").unlink()
     first, second = ([(one.name, seed) for one, seed in wave] for wave in waves(left))
-    assert sorted(first) == [("dense", 2), ("dense", 3)]
-    assert second == [("slim", 1), ("slim", 2), ("slim", 3)]
+    assert sorted(first) == [("dense", 2), ("dense", 3), ("dense", 4)]
+    assert second == [("slim", 1), ("slim", 2), ("slim", 3), ("slim", 4)]

@@ -240,9 +240,11 @@ def test_the_table_is_that_of_the_measurements():
 def test_a_variant_is_compared_with_the_one_it_names(tmp_path, monkeypatch):
     """The others with the first; nothing is compared with what has no run yet; another name is refused."""
     draw = random.Random(2)
-    names = ("dense", "longer", "slim", "taught")
+    names = ("dense", "longer", "slim", "taught", "both", "other")
     variants = {name: draw_variant(draw, name) for name in names}
-    variants["taught"]["against"] = "longer"
+    against = {"taught": "longer", "both": "longer", "other": "slim"}
+    for name, baseline in against.items():
+        variants[name]["against"] = baseline
     result = {"patterns": [3], "variants": [*variants.values()], "tree": None}
 
     def mean(name):
@@ -254,17 +256,21 @@ def test_a_variant_is_compared_with_the_one_it_names(tmp_path, monkeypatch):
         name: row["Δ mAP, 3 both"].strip("*").partition(" ")[0].strip("*")
         for name, row in table_rows(text).items()
     }
-    pairs = (("longer", "dense"), ("slim", "dense"), ("taught", "longer"))
-    gains = {name: f"{mean(name) - mean(other):+.1f}" for name, other in pairs}
+    pairs = {"longer": "dense", "slim": "dense"} | against
+    gains = {name: f"{mean(name) - mean(other):+.1f}" for name, other in pairs.items()}
     assert means == {"dense": ""} | gains and len({*gains.values()}) == len(gains)
-    assert "relative to dense; Δ of taught: to longer." in text
+    assert "relative to dense; Δ of taught · both: to longer; Δ of other: to slim." in text
     result["variants"].pop(1)
     assert not table_rows(study_markdown(result))["taught"]["Δ mAP, 3 both"]
 
     monkeypatch.chdir(ROOT)
     sets = {"a": {}, "b": {"against": "a", "set": {"MODEL.SDTPS_BETA": 0.3}}}
-    facts = [one.facts for one in make_variants(read_study(write(tmp_path, sets)), [], tmp_path)]
-    assert [one.get("against") for one in facts] == [None, "a"]
+    made = make_variants(read_study(write(tmp_path, sets)), [], tmp_path)
+    assert [one.facts.get("against") for one in made] == [None, "a"]
+    del sets["b"]["against"]
+    plain = make_variants(read_study(write(tmp_path, sets)), [], tmp_path)
+    for place in ("configuration", "folder"):
+        assert [getattr(one, place) for one in made] == [getattr(one, place) for one in plain]
     sets["b"]["against"] = "c"
     with pytest.raises(UserError, match="'b' is compared with 'c', which is no variant"):
         make_variants(read_study(write(tmp_path, sets)), [], tmp_path)

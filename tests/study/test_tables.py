@@ -1,7 +1,6 @@
 """Files of a study's table, and what its tables have of measurements."""
 
 import csv
-import random
 from math import sqrt
 
 import pytest
@@ -54,25 +53,38 @@ def test_the_recall_is_that_of_the_last_stage():
     assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
 
 
-def test_a_further_run_is_bold_where_older_ones_do_not_explain_it():
+@pytest.mark.parametrize("name", again.AGAIN)
+def test_older_variants_run_again_with_another_seed_alone(name):
+    study, older = again.study_again(name), again.older_variants(name)
+    (seed,) = study["seeds"]
+    assert [*study["variants"]] == [*again.AGAIN[name]]
+    assert all(str(seed) not in older[variant]["runs"] for variant in again.AGAIN[name])
+    assert str(seed - 1) in {number for one in again.AGAIN[name] for number in older[one]["runs"]}
+    assert not any(one["seeds"] for one in study["variants"].values())
+    assert not any(study[key] for key in ("times", "missing", "selection", "curve", "similarity"))
+
+
+def test_a_further_difference_is_bold_where_older_ones_do_not_explain_it():
     """Within the reach of a further value of as many older ones."""
-    draw = random.Random(5)
-    names = again.AGAIN["vehicles"]
-    older = again.older_variants("vehicles")
-    maps = {
-        name: [100 * run["patterns"]["3"]["mAP"] for run in older[name]["runs"].values()]
-        for name in names
+    names = again.AGAIN["modules"]
+    older = {
+        name: [100 * run["patterns"]["3"]["mAP"] for run in one["runs"].values()]
+        for name, one in again.older_variants("modules").items()
     }
     for sign in (-1, 1):
         for excess in (0.9, 1.1):
-            variants, expected = [], {}
-            for name, values in maps.items():
-                low, high = reference.student(values)
-                reach = excess * (high - low) / 2 * sqrt(len(values) + 1)
-                value = (low + high) / 2 + sign * reach
-                runs = {str(draw.randrange(9)): {"patterns": {"3": {"mAP": value / 100}}}}
-                variants.append({"name": name, "runs": runs})
-                expected[name] = f"**{value:.1f}**" if excess > 1 else f"{value:.1f}"
-            lines = again.table({"vehicles": {"tree": 40 * "a", "variants": variants}}).splitlines()
+            maps, expected = {names[0]: 50.0}, {}
+            for name in names[1:]:
+                pairs = zip(older[name], older[names[0]], strict=True)
+                low, high = reference.student([value - first for value, first in pairs])
+                reach = excess * (high - low) / 2 * sqrt(len(older[name]) + 1)
+                difference = (low + high) / 2 + sign * reach
+                maps[name] = 50.0 + difference
+                expected[name] = f"**{difference:+.1f}**" if excess > 1 else f"{difference:+.1f}"
+            variants = [
+                {"name": name, "runs": {"9": {"patterns": {"3": {"mAP": value / 100}}}}}
+                for name, value in maps.items()
+            ]
+            lines = again.table({"modules": {"tree": 40 * "a", "variants": variants}}).splitlines()
             cells = [line.strip("| ").split(" | ") for line in lines[2:]]
             assert {name: reached for _, name, *_, reached, _ in cells} == expected
