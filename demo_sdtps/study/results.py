@@ -112,9 +112,11 @@ def next_rates(variants: Iterable[Mapping[str, Any]], pattern: int) -> list[str]
     names = []
     for members in families(variants).values():
         maps = _first_maps(members, pattern)
-        best = max(maps, key=maps.__getitem__, default=len(members) // 2)
-        around = range(max(0, best - 1), min(len(members), best + 2))
-        names += [str(members[place]["name"]) for place in around if place not in maps]
+        middle = len(members) // 2
+        around: set[int] = set()
+        for best in (middle, max(maps, key=maps.__getitem__, default=middle)):
+            around |= {*range(max(0, best - 1), min(len(members), best + 2))}
+        names += [str(members[place]["name"]) for place in sorted(around - maps.keys())]
     return names
 
 

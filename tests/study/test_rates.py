@@ -43,6 +43,9 @@ def test_the_search_ends_where_the_best_rate_has_its_neighbours():
         return [(family, float(rate)) for family, rate in (name.split(", ") for name in names)]
 
     assert search() == [(family, rate) for family in maps for rate in (0.002, 0.003, 0.005)]
+    maps["up"] |= {0.002: {101: 50.0}, 0.003: {101: 40.0}}  # as where a study was stopped
+    assert search()[:2] == [("up", 0.001), ("up", 0.005)]
+    maps["up"] = {rate: {} for rate in grid}
     for family, best in {"up": 0.005, "middle": 0.003, "failed": 0.002}.items():
         maps[family] |= {rate: {101: 40.0} for rate in (0.002, 0.003, 0.005)} | {best: {101: 50.0}}
     assert search() == [("up", 0.008), ("failed", 0.001)]
