@@ -2,6 +2,7 @@
 
 import hashlib
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -133,6 +134,8 @@ def make_variants(
 ) -> list[Variant]:
     """The variants with their configurations, all checked before the first run. `rates` are the chosen ones, by variant; a
     study with a grid has every variant once with each rate, and its first seed."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))  # of studies.baselines
 
     def make(
         name: str, settings: Mapping[str, Any], rate: float | None, sources: Sources
