@@ -83,10 +83,10 @@ def table(content: Mapping[str, Any]) -> str:
         for variant in others:
             differences = paired_values(older[variant], older[first])
             mean, low, high = interval(differences, 1 + 1 / len(differences))
-            (value,) = paired_values(again[variant], again[first])
-            emphasis = "" if low <= value <= high else "**"
+            reached = "failed"
+            for value in paired_values(again[variant], again[first]):
+                reached = f"{value:+.1f}" if low <= value <= high else f"**{value:+.1f}**"
             limits = f"{low:+.1f} to {high:+.1f}"
-            reached = f"{emphasis}{value:+.1f}{emphasis}"
             rows.append([name, variant, f"{mean:+.1f}", limits, reached, result["tree"][:10]])
     return markdown_table(headers, rows)
 

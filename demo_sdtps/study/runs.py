@@ -68,8 +68,7 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
         row = rows[variant.name]
         if not study["grid"] and "gmacs" not in row:
             row |= cost(variant.cfg)
-        runs = {str(seed): gather(variant, seed, reason, study)} | row["runs"]
-        row["runs"] = dict(sorted(runs.items(), key=lambda run: int(run[0])))
+        row["runs"] = with_run(row["runs"], seed, gather(variant, seed, reason, study))
         write()
 
     def write() -> None:
@@ -101,6 +100,11 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     run(wanted)  # the further seeds of single variants
     write()
     return result
+
+
+def with_run(runs: Mapping[str, Any], seed: int, run: Any) -> dict[str, Any]:
+    """`runs` and another, in the order of the seeds. One that is there stays: its weights alone were made again."""
+    return dict(sorted(({str(seed): run} | runs).items(), key=lambda one: int(one[0])))
 
 
 def waves(left: Runs) -> tuple[Runs, Runs]:

@@ -7,7 +7,7 @@ import yaml
 from commands import CONFIG, ROOT
 
 from demo_sdtps.config import UserError
-from demo_sdtps.study.runs import steps, waves
+from demo_sdtps.study.runs import steps, waves, with_run
 from demo_sdtps.study.variants import make_variants, read_study
 
 
@@ -64,3 +64,8 @@ def test_a_run_whose_weights_are_gone_is_made_again_for_those_that_need_it(varia
     first, second = ([(one.name, seed) for one, seed in wave] for wave in waves(left))
     assert sorted(first) == [("dense", 2), ("dense", 3), ("dense", 4)]
     assert second == [("slim", 1), ("slim", 2), ("slim", 3), ("slim", 4)]
+
+
+def test_a_run_that_is_made_again_for_its_weights_keeps_its_figures():
+    runs = with_run(with_run(with_run({}, 10, "tenth"), 9, "ninth"), 10, "another processor's")
+    assert [*runs.items()] == [("9", "ninth"), ("10", "tenth")]

@@ -88,3 +88,10 @@ def test_a_further_difference_is_bold_where_older_ones_do_not_explain_it():
             lines = again.table({"modules": {"tree": 40 * "a", "variants": variants}}).splitlines()
             cells = [line.strip("| ").split(" | ") for line in lines[2:]]
             assert {name: reached for _, name, *_, reached, _ in cells} == expected
+
+
+def test_a_further_run_that_failed_is_told():
+    failed = {"runs": {"9": {"failed": "The loss became nan"}}}
+    variants = [{"name": name, **failed} for name in again.AGAIN["epochs"]]
+    table = again.table({"epochs": {"tree": 40 * "a", "variants": variants}})
+    assert table.count("| failed |") == 1
