@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -34,16 +34,14 @@ MARKED = re.compile(
     rf"^({TABLE_MARKER}(.+?) -->\n)(?:(?!{TABLE_MARKER}).)*?(<!-- end -->)", re.S | re.M
 )
 SUMMARY = (
-    ("DeMo, dense", "distill", "dense", ("dense",)),
-    ("slimmed", "distill", "slimmed, 33 %", ("self_supervised", "slimmed")),
-    ("slimmed, distilled", "distill", "distilled, 33 %", ("self_supervised", "slimmed")),
-    ("ToMe, distilled", "distill", "ToMe, distilled", ("ToMe",)),
-    ("EViT, distilled", "distill", "EViT, distilled", ("EViT",)),
-    ("SDTPS in the baseline", "logs", "Baseline + SDTPS as in the logs, pretrained", ()),
+    ("DeMo, dense", "distill", "dense"),
+    ("slimmed", "distill", "slimmed, 33 %"),
+    ("slimmed, distilled", "distill", "distilled, 33 %"),
+    ("ToMe, distilled", "distill", "ToMe, distilled"),
+    ("EViT, distilled", "distill", "EViT, distilled"),
+    ("SDTPS in the baseline", "logs", "Baseline + SDTPS as in the logs, pretrained"),
 )
-"""Rows of the README's table: what it is called there, study, variant, and the names of what it is in TIMED."""
-TIMED = ("slimming", "epochs", "fine")
-"""Studies that measured times on one CPU thread."""
+"""Rows of the README's table: what it is called there, study and variant."""
 ON_GPU = ("ViT-B-16, inference", "self_supervised", "35 % of the operations")
 """What the rows of docs/gpu.json name that are of the slimmed model of the README's table."""
 
@@ -244,35 +242,32 @@ def summary() -> str:
         if all(word in row["what"] for word in ON_GPU)
     ]
     rows = []
-    for called, name, variant, timed in SUMMARY:
+    for called, name, variant in SUMMARY:
         result = data(f"results/{name}")
         first = result["variants"][0]
         row = next(one for one in result["variants"] if one["name"] == variant)
         values = final_metric(row, 3, "mAP")
         difference = difference_text(values, final_metric(first, 3, "mAP")) if row != first else ""
         maps = [*values.values()]
-        on_gpu = span([each["ratio"] for each in gpu]) if "slimmed" in timed else "–"
-        speeds = ("1×", "1×") if row == first else (span(cpu_speeds(timed)), on_gpu)
+        on_gpu = span([each["ratio"] for each in gpu]) if called.startswith("slimmed") else "–"
+        speeds = ("1×", "1×") if row == first else (span(cpu_speeds(row, result)), on_gpu)
         accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference
         rows.append([called, f"{row['gmacs'] / first['gmacs']:.0%}", *accuracy, *speeds])
     headers = ("model", "operations", "mAP", "Δ", "speed on a CPU", "on a GPU")
     return markdown_table(headers, rows)
 
 
-def cpu_speeds(names: Collection[str]) -> list[float]:
-    """How many times as fast as the dense model of its study each variant of these names is in inference."""
-    studies = [data(f"results/{name}")["variants"] for name in TIMED]
-    return [
-        variants[0]["inference"] / variant["inference"]
-        for variants in studies
-        for variant in variants
-        if variant["name"] in names
-    ]
+def cpu_speeds(row: Record, result: Record) -> list[float]:
+    """How many times as fast as the dense model of its study the variants of a row's operations are in inference."""
+    timed = [one for one in result["variants"] if "inference" in one]
+    same = [one["inference"] for one in timed if one["gmacs"] == row["gmacs"]]
+    return [timed[0]["inference"] / time for time in same]
 
 
-def span(ratios: Collection[float]) -> str:
-    """The least and the greatest of some ratios."""
-    return f"{min(ratios):.1f} to {max(ratios):.1f}×" if ratios else "–"
+def span(ratios: Sequence[float]) -> str:
+    """The least and the greatest of some ratios, or the one that both are."""
+    limits = [f"{limit(ratios):.1f}" for limit in (min, max) if ratios]
+    return f"{' to '.join(dict.fromkeys(limits))}×" if limits else "–"
 
 
 FIGURES: dict[str, tuple[Callable[[Any, Path], object], str]] = {
