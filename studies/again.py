@@ -84,7 +84,8 @@ def table(content: Mapping[str, Any]) -> str:
             differences = paired_values(older[variant], older[first])
             mean, low, high = interval(differences, 1 + 1 / len(differences))
             reached = "failed"
-            for value in paired_values(again[variant], again[first]):
+            if values := paired_values(again[variant], again[first]):
+                (value,) = values
                 reached = f"{value:+.1f}" if low <= value <= high else f"**{value:+.1f}**"
             limits = f"{low:+.1f} to {high:+.1f}"
             rows.append([name, variant, f"{mean:+.1f}", limits, reached, result["tree"][:10]])

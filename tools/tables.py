@@ -258,7 +258,7 @@ def summary() -> str:
 
 
 def cpu_speeds(row: Record, result: Record) -> list[float]:
-    """How many times as fast as the dense model of its study the variants of a row's operations are in inference."""
+    """Of all variants with as many operations as `row`, the same model timed again: how many times as fast as the first."""
     timed = [one for one in result["variants"] if "inference" in one]
     same = [one["inference"] for one in timed if one["gmacs"] == row["gmacs"]]
     return [timed[0]["inference"] / time for time in same]

@@ -102,7 +102,7 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     return result
 
 
-def with_run(runs: Mapping[str, Any], seed: int, run: Any) -> dict[str, Any]:
+def with_run(runs: dict[str, Any], seed: int, run: Any) -> dict[str, Any]:
     """`runs` and another, in the order of the seeds. One that is there stays: its weights alone were made again."""
     return dict(sorted(({str(seed): run} | runs).items(), key=lambda one: int(one[0])))
 

@@ -135,7 +135,7 @@ def make_variants(
     """The variants with their configurations, all checked before the first run. `rates` are the chosen ones, by variant; a
     study with a grid has every variant once with each rate, and its first seed."""
     if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))  # of studies.baselines
+        sys.path.insert(0, str(ROOT))  # of studies.baselines
 
     def make(
         name: str, settings: Mapping[str, Any], rate: float | None, sources: Sources
