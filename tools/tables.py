@@ -249,7 +249,7 @@ def summary() -> str:
         values = final_metric(row, 3, "mAP")
         difference = difference_text(values, final_metric(first, 3, "mAP")) if row != first else ""
         maps = [*values.values()]
-        on_gpu = span([each["ratio"] for each in gpu]) if called.startswith("slimmed") else "–"
+        on_gpu = span([each["ratio"] for each in gpu]) if ON_GPU[1] in row["command"] else "–"
         speeds = ("1×", "1×") if row == first else (span(cpu_speeds(row, result)), on_gpu)
         accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference
         rows.append([called, f"{row['gmacs'] / first['gmacs']:.0%}", *accuracy, *speeds])

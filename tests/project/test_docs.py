@@ -127,6 +127,16 @@ def test_the_pages_are_short():
     assert sum(map(words, documentation)) <= 12_000 and words(HISTORY) <= 1_300
 
 
+def test_a_row_has_the_speeds_of_its_operations():
+    """Those of another study, or of no measurement, are not its."""
+    times = {"dense": (4.0, 8.0), "slim": (1.0, 4.0), "taught": (1.0, 2.0), "other": (3.0, 1.0)}
+    names = ("gmacs", "inference")
+    rows = [dict(zip(names, each, strict=True)) for each in times.values()] + [{"gmacs": 1.0}]
+    speeds = tables.cpu_speeds(rows[1], {"variants": rows})
+    assert speeds == [2.0, 4.0] and tables.span(speeds) == "2.0 to 4.0×"
+    assert tables.span([2.01, 2.02]) == "2.0×" and tables.span([]) == "–"
+
+
 def test_a_table_says_whether_its_sources_are_older_than_todays():
     """As JSON of the studies has the hash of the sources that its runs were made with."""
     pages = "".join(map(text, PAGES))
