@@ -20,7 +20,7 @@ from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.evaluation import draw_cross_modal
 from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
-from demo_sdtps.study.report import difference_text, interval, np, study_markdown
+from demo_sdtps.study.report import difference_text, interval, np, seed_count, study_markdown
 from demo_sdtps.study.results import final_metric
 from demo_sdtps.study.sources import source_tree
 from studies import deployed, figures, off_the_shelf, public_logs
@@ -223,9 +223,26 @@ def deploy(record: Record) -> str:
 
 
 def study(name: str, result: Record) -> str:
-    """A study's table after the command that makes its result; a note names files older than today's."""
-    command = f"`demo-sdtps study studies/{name}.yml --json docs/results/{name}.json`"
-    return f"{command}\n\n{study_markdown(result, today())}"
+    """A study's table below its file."""
+    return f"`studies/{name}.yml`\n\n{study_markdown(result)}"
+
+
+def origins() -> str:
+    """What the runs of each study were made with."""
+    rows = []
+    for name in RESULTS:
+        result = data(f"results/{name}")
+        runs = [run for variant in result["variants"] for run in variant["runs"].values()]
+        runs = [run for run in runs if "machine" in run]
+        facts = (
+            [run["commit"][:10] for run in runs],
+            [f"{result['tree'][:10]}{' (older)' * (result['tree'] != today())}"],
+            ["{cpu}, threads: {threads}".format(**run["machine"]) for run in runs],
+            [run["versions"]["torch"] for run in runs],
+        )
+        row = ["; ".join(sorted({*values})) for values in facts]
+        rows.append([f"`{name}`", seed_count(result).split(" seed")[0], *row])
+    return markdown_table(("study", "seeds", "commits", "files", "processor", "torch"), rows)
 
 
 @cache
@@ -283,7 +300,7 @@ BENCHMARKS = (
 )
 RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
 TABLES: dict[str, tuple[Callable[..., str], str]] = {
-    **{make.__name__: (make, "") for make in (interface, commands, keys, summary)},
+    **{make.__name__: (make, "") for make in (interface, commands, keys, origins, summary)},
     **{make.__name__: (make, make.__name__) for make in (hosts, seeds, deploy)},
     **{name: (as_report, name) for name in BENCHMARKS},
     **{f"study {name}": (partial(study, name), f"results/{name}") for name in RESULTS},

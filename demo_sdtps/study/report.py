@@ -16,7 +16,7 @@ TIMES = ("inference", "training step")  # of `benchmarks.timing.time_variants`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
 CHOICE = "mAP in percent, {pattern}; bold: the chosen rate."
-LEGEND = "Percent over {seeds}; Δ with its 95 % interval, operations and times: relative to {first}{others}."
+LEGEND = "Percent over {seeds}; operations, times and Δ, with its 95 % interval: relative to {first}, or as named."
 CALIBRATED = (
     "Percent over {seeds} of ten splits of identities. Error: expected calibration error; false and true: accepted pairs of "
     "different identities and of one, by a threshold for 1 %."
@@ -59,24 +59,28 @@ def result_table(result: dict[str, Any]) -> Table:
     return calibration_table(result) if is_calibrated else study_table(result)
 
 
-def study_markdown(result: dict[str, Any], sources: str | None = None) -> str:
-    """Table, legend, failed runs, and what the runs were made with; files older than `sources` (`source_tree`) are marked."""
-    first, seeds, table = result["variants"][0], seed_count(result), result_table(result)
-    legend = LEGEND.format(seeds=seeds, first=first["name"], others=_other_baselines(result))
-    if "family" in first:
-        legend = CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]])
-    elif table.headers[1] == "pairs":
-        legend = CALIBRATED.format(seeds=seeds)
+def study_markdown(result: dict[str, Any]) -> str:
+    """`result_table`, and the failed runs."""
     failures = [
         f"- {variant['name']}, seed {seed}: {run['failed']}"
         for variant in result["variants"]
         for seed, run in variant["runs"].items()
         if "failed" in run
     ]
-    sections = [markdown_table(*table), legend]
+    sections = [markdown_table(*result_table(result))]
     if failures:
         sections.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
-    return "\n\n".join([*sections, _provenance(result, sources)])
+    return "\n\n".join(sections)
+
+
+def legend(result: dict[str, Any]) -> str:
+    """What the cells of `result_table` are."""
+    first, seeds = result["variants"][0], seed_count(result)
+    if "family" in first:
+        return CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]])
+    if result_table(result).headers[1] == "pairs":
+        return CALIBRATED.format(seeds=seeds)
+    return LEGEND.format(seeds=seeds, first=first["name"])
 
 
 def study_table(result: dict[str, Any]) -> Table:
@@ -87,6 +91,8 @@ def study_table(result: dict[str, Any]) -> Table:
     columns = {"variant": [_label(variant) for variant in variants]}
     if any("rate" in variant for variant in variants):
         columns["rate"] = [f"{variant['rate']:g}" for variant in variants]
+    if any("against" in variant for variant in variants):
+        columns["Δ to"] = ["", *compared[1:]]
     counts = [str(len(variant["runs"])) for variant in variants]
     if len(set(counts)) > 1:
         columns["seeds"] = counts
@@ -155,37 +161,6 @@ def _label(variant: dict[str, Any]) -> str:
     failed = sum("failed" in run for run in variant["runs"].values())
     count = len(variant["runs"])
     return f"{variant['name']}{f' ({count - failed} of {count} runs)' if failed else ''}"
-
-
-def _other_baselines(result: dict[str, Any]) -> str:
-    """Of the legend: which variants are compared with another than the first."""
-    compared: dict[str, list[str]] = {}
-    for variant in result["variants"]:
-        compared.setdefault(variant.get("against", ""), []).append(variant["name"])
-    return "".join(
-        f"; Δ of {' · '.join(names)}: to {other}" for other, names in compared.items() if other
-    )
-
-
-def _provenance(result: dict[str, Any], sources: str | None) -> str:
-    runs = [run for variant in result["variants"] for run in variant["runs"].values()]
-    runs = [run for run in runs if "machine" in run]
-    tree = result.get("tree")  # of files that no change had; otherwise
-    commits = {
-        (run["commit"] or "unknown")[:10] + " with changes" * (run["changed"] and not tree)
-        for run in runs
-    }
-    machines = {"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs}
-    versions = {run["versions"]["torch"] for run in runs}
-    facts = {
-        "commit": " and ".join(sorted(commits)),
-        "files": f"{tree[:10]}{', older than today’s' * (tree != (sources or tree))}"
-        if tree
-        else "",
-        "machine": " and ".join(sorted(machines)),
-        "torch": " and ".join(sorted(versions)),
-    }
-    return f"Made with {'; '.join(f'{name} {value}' for name, value in facts.items() if value)}."
 
 
 def difference_text(values: dict[str, float], baseline: dict[str, float]) -> str:

@@ -27,7 +27,7 @@ from demo_sdtps.runtime.files import check_output_file, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.study import results
-from demo_sdtps.study.report import COSTS, result_table, study_markdown
+from demo_sdtps.study.report import COSTS, legend, result_table, study_markdown
 from demo_sdtps.study.sources import source_tree
 from demo_sdtps.study.variants import ROOT, Variant, make_variants, read_study
 from demo_sdtps.training.output import FINISHED, LAST, RECORD
@@ -42,7 +42,7 @@ def run_study(arguments: argparse.Namespace) -> None:
     """Make the runs that are missing, write the result, and print its table. Exit code 1 where a run failed."""
     path = arguments.json or Path("runs/studies", f"{arguments.study.stem}.json")
     result = make_result(arguments, path)
-    print_lines(study_markdown(result), path)
+    print_lines(f"{study_markdown(result)}\n\n{legend(result)}", path)
     write_tables(result_table(result), arguments.csv, arguments.latex)
     if any("failed" in run for one in result["variants"] for run in one["runs"].values()):
         sys.exit(1)

@@ -11,6 +11,7 @@ from collections import Counter
 from itertools import chain
 from multiprocessing import active_children
 from pathlib import Path
+from traceback import clear_frames
 
 import numpy as np
 import pytest
@@ -221,8 +222,10 @@ def test_a_bug_keeps_its_type_and_trace(tiny_root, workers):
     cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no")
     loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
     loader.dataset.decode = fail
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as failure:
         list(batches(loader))
+    clear_frames(failure.tb)
+    del failure, loader  # else they are freed in a later test, which waits long for the processes
 
 
 def loading(root, *opts):
