@@ -98,7 +98,7 @@ def test_the_archives_hold_the_package_alone(checkout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["whl", "tar.gz"])
+@pytest.mark.parametrize("kind", ["whl", pytest.param("tar.gz", marks=pytest.mark.soak)])
 def test_an_archive_runs_in_an_environment_of_its_own(checkout, kind, tiny_root, tmp_path):
     """Without a download: a .pth file names the folder of the packages installed here as one of the new environment's, in which
     no .pth file is read, and so no editable installation."""
