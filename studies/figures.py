@@ -30,7 +30,8 @@ def _finish(figure: Any, axes: Any, result: dict[str, Any], title: str) -> None:
 def draw_costs(result: dict[str, Any], path: Path) -> None:
     """mAP of the last return pattern against operations, and times where they were measured, over those of the first variant.
 
-    A curve for the variants whose names agree up to the first comma; what their names say after it stands beside the point.
+    A colour for the variants whose names agree up to the first comma, joined by a line where their operations differ; what their
+    names say after it stands beside the point.
     """
     first = result["variants"][0]
     names = {what: f"{name}, {first['name']} = 1" for name, what in COSTS.items() if what in first}
@@ -41,6 +42,8 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
         for family, points in curves[what].items():
             cost, mean, deviation, _ = zip(*points, strict=True)
             style = {"capsize": 3, "elinewidth": 0.8, **kind(families.index(family))}
+            if len({cost for cost, *_ in curves["gmacs"][family]}) == 1:
+                style["linestyle"] = "none"
             axis.errorbar(cost, mean, yerr=deviation, label=family, **style)
         axis.set(xlabel=names[what], xlim=(0, 1.05 * axis.get_xlim()[1]))
     title = (
