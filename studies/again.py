@@ -43,8 +43,10 @@ def main() -> None:
     check_output_file(arguments.json, ".json", overwrite=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as demo-sdtps study does
-    content = {name: run_again(name, arguments.jobs) for name in AGAIN}
-    write_json(arguments.json, content)
+    content = {}
+    for name in AGAIN:
+        content[name] = run_again(name, arguments.jobs)
+        write_json(arguments.json, content)
     cli.print_lines(*table(content).splitlines())
 
 
