@@ -30,7 +30,7 @@ def _finish(figure: Any, axes: Any, result: dict[str, Any], title: str) -> None:
 def draw_costs(result: dict[str, Any], path: Path) -> None:
     """mAP of the last return pattern against operations, and times where they were measured, over those of the first variant.
 
-    A colour for the variants whose names agree up to the first comma, joined by a line where their operations differ; what their
+    A colour for the variants whose names agree up to the first comma, joined by a line where their operations differ; what the
     names say after it stands beside the point.
     """
     first = result["variants"][0]

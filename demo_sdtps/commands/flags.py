@@ -12,7 +12,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import COMPLETING, add_overwrite, print_lines, read_arguments
-from demo_sdtps.config.common import IMAGE_KEYS, MODALITIES, RETURN_PATTERNS
+from demo_sdtps.config.common import BACKBONE_KEYS, IMAGE_KEYS, MODALITIES, RETURN_PATTERNS
 from demo_sdtps.config.load import (
     DEMO_SCHEMA,
     OWN,
@@ -183,7 +183,7 @@ def add_teacher(parser: ArgumentParser) -> None:
         dest="start",
         metavar="W",
         help="a checkpoint that is both start and teacher, such as DeMo's for DeMo_Slim; a configuration without its folder is "
-        f"that for its data, which it is trained on (equivalent to {WEIGHT} and {TEACHER})",
+        f"that for its data, which it is trained on, and has its backbone (equivalent to {WEIGHT} and {TEACHER})",
     )
 
 
@@ -211,11 +211,14 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     of_start: dict[str, Any] = {}
     if words and not arguments.config_file and not is_key(words[0], schema):
         name, *words = words
-        if start and not data and "/" not in name and not config_path(Path(name)).is_file():
-            stored = flatten(load_cfg(_read_checkpoint(Path(start)))).items()
-            # of the data, and of how a model reads their images
-            of_start = {k: v for k, v in stored if k.startswith("DATASETS.") or k in IMAGE_KEYS}
-            kinds = [OWN if of_start[NAMES] in OWN_READERS else of_start[NAMES]]
+        if start and "/" not in name and not config_path(Path(name)).is_file():
+            stored: dict[str, Any] = flatten(load_cfg(_read_checkpoint(Path(start))))
+            if data:  # in another place
+                stored = {key: stored[key] for key in stored if key not in (ROOT, NAMES)}
+            else:
+                kinds = [OWN if stored[NAMES] in OWN_READERS else stored[NAMES]]
+            keys = (*IMAGE_KEYS, *BACKBONE_KEYS)
+            of_start = {k: v for k, v in stored.items() if k.startswith("DATASETS.") or k in keys}
         arguments.config_file = str(find_config(name, data or start, kinds, schema))
         if arguments.config_file != name and os.environ.get("RANK", "0") == "0":
             sys.stderr.write(f"configuration: {arguments.config_file}\n")
@@ -227,6 +230,8 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
         pairs |= {NAMES: "Images", ROOT: arguments.images}
     if data and kinds == [OWN] and schema is DEMO_SCHEMA:
         pairs.setdefault(NAMES, "CSV" if Path(data).is_file() else "Folder")
+    if not arguments.config_file and TEACHER in schema.by_name:
+        pairs.setdefault(TEACHER, "")  # that of the checkpoint's own training
     arguments.opts = [word for pair in pairs.items() for word in pair]
     config = arguments.config_file or _stored_config(arguments, pairs)
     cfg = load_cfg(config, arguments.opts, schema)

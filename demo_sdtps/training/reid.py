@@ -100,10 +100,10 @@ def read_teacher(
         not known and counts != (student.num_class, student.camera_num)
     ):
         raise UserError(
-            f"{path} was trained on other identities, images of them or cameras ({counts[0]} identities; here "
-            f"{student.num_class} at {cfg.DATASETS.ROOT_DIR}); give a teacher that was trained on these, or none."
+            f"{path} was trained on other identities, images of them or cameras than those at {cfg.DATASETS.ROOT_DIR}; give "
+            "a teacher that was trained on these, or none."
         )
-    check_finite(path, checkpoint.model.values())
+    check_finite(f"The weights of {path}", checkpoint.model.values())
     with torch.random.fork_rng(devices=[]):  # the training draws what one without a teacher draws
         model = make_model(trained, *counts).eval().requires_grad_(False)
     heads = [name for name in student.heads if name in model.heads]
@@ -226,6 +226,7 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
     sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
     notes = [f"{cfg.DATASETS.NAMES}: {sizes}", *completeness(cfg, splits), origin]
     notes += teacher.notes if teacher else []
+    taught = {TEACHER: teacher.digest} if teacher else {}
     if held_out:
         notes.append(f"best.pth is chosen by the split {VALIDATION}")
     return Task(
@@ -241,8 +242,7 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
         ),
         unit="triplets",
         can_record=can_record(cfg, device) and (teacher is None or can_record(teacher.cfg, device)),
-        digest=digest_lines(data_lines(cfg, splits))
-        | ({TEACHER: teacher.digest} if teacher else {}),
+        digest=digest_lines(data_lines(cfg, splits)) | taught,
         notes=[*notes, *data_warnings(cfg, splits, data["patterns"].matched), *rate_warnings(cfg)],
         about={
             "num_class": classes,
@@ -250,6 +250,7 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
             "cameras": camera_names(samples),
             "data": data_name(cfg, classes),
             CLASSES: digest,
+            **taught,
         },
         auxiliary={"center_losses": loss.centers},
     )

@@ -32,6 +32,8 @@ RESUMABLE_KEYS = {
 }
 """Keys that may differ when a run is resumed. But for the last, no number depends on them."""
 
+READ_KEYS = {"TEST.WEIGHT", "MODEL.TEACHER"}
+"""Keys that may differ where a checkpoint is resumed: it needs no start, and has the digest of the teacher."""
 DIGEST, TEACHER = "files", "teacher"
 """Entry of last.pth: the `digest_lines` of the data, and the SHA-256 of MODEL.TEACHER, if there is one."""
 
@@ -96,7 +98,7 @@ def read_last(output: Path) -> Resumed:
 def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema) -> int:
     """SOLVER.MAX_EPOCHS of the run; refused where another key than RESUMABLE_KEYS differs from the run's."""
     stored = load_cfg(StoredText(resumed.path, resumed.state["config"]), (), schema)
-    changes = _changes(cfg, stored)
+    changes = {key: pair for key, pair in _changes(cfg, stored).items() if key not in READ_KEYS}
     if changes:
         key, (before, now) = next(iter(changes.items()))
         more = f" ({len(changes) - 1} more keys differ)" if len(changes) > 1 else ""

@@ -12,6 +12,7 @@ from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file
 from demo_sdtps.commands import check_data, draw, flags, search, seps, synthetic
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config.common import BACKBONE_KEYS, IMAGE_KEYS
 from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets import SPLITS
 
@@ -86,13 +87,14 @@ START = (
         ),
         ("DeMo_Slim DATASETS.ROOT_DIR x", CONFIGS / "Synthetic/DeMo_Slim.yml", {START[0]: "x"}),
         ("RGBNT201/DeMo_Slim", CONFIGS / "RGBNT201/DeMo_Slim.yml", None),
-        ("DeMo_Slim --data one", CONFIGS / "RGBNT201/DeMo_Slim.yml", None),
+        ("DeMo_Slim --data one", CONFIGS / "RGBNT201/DeMo_Slim.yml", {START[0]: "one"}),
         ("mine", Path("mine.yml"), None),
     ],
 )
 def test_a_slimmed_model_starts_from_a_dense_one(place, monkeypatch, words, config, changed):
-    """By a name without a folder on its data, read as it reads them."""
-    weights = str(checkpoint_file(place / "w.pth", load_cfg(CONFIG, START)))
+    """By a name without a folder on its data, read as it reads them, with its backbone; they may be in another place."""
+    stored = load_cfg(CONFIG, START)
+    weights = str(checkpoint_file(place / "w.pth", stored))
     parser = flags.training_parser("", "")
     flags.add_teacher(parser)
     monkeypatch.setattr(sys, "argv", ["x", *words.split(), "--from", weights])
@@ -101,9 +103,21 @@ def test_a_slimmed_model_starts_from_a_dense_one(place, monkeypatch, words, conf
     values, default = flatten(cfg), flatten(load_cfg(config))
     same = {"TEST.WEIGHT": weights, "MODEL.TEACHER": weights}
     if changed is not None:
-        same |= {START[0]: "synthetic", START[2]: 0.25, START[4]: [1, 1, 1]} | changed
-    same |= {"DATASETS.ROOT_DIR": "one"} if "--data" in words else {}
+        keys = (*START[::2], *IMAGE_KEYS, *BACKBONE_KEYS)
+        same |= {key: flatten(stored)[key] for key in keys} | changed
     assert values == default | same
+
+
+def test_the_teacher_of_a_checkpoint_is_not_that_of_a_training_which_starts_from_it(
+    place, monkeypatch
+):
+    """With the checkpoint's own configuration."""
+    weights = str(checkpoint_file(place / "w.pth", load_cfg(CONFIG, ("MODEL.TEACHER", "gone.pth"))))
+    for words, teacher in (((), ""), (("--teacher", "other.pth"), "other.pth")):
+        parser = flags.training_parser("", "", weight="a checkpoint")
+        flags.add_teacher(parser)
+        monkeypatch.setattr(sys, "argv", ["x", "--weight", weights, *words])
+        assert teacher == flags.parse(parser)[1].MODEL.TEACHER
 
 
 def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, monkeypatch):
