@@ -27,7 +27,6 @@ AGAIN = {
     "epochs": ("dense", "self_supervised"),
     "fine": ("dense", "slimmed, 160x80"),
     "modules": ("DeMo", "Baseline", "Baseline + SDTPS"),
-    "slimming_loose": ("dense", "self_supervised"),
 }
 """By study the variants on whose difference to the first its answer rests; none that starts from trained weights, which a
 result does not identify."""

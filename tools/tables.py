@@ -23,7 +23,7 @@ from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.study.report import difference_text, interval, np, seed_count, study_markdown
 from demo_sdtps.study.results import final_metric
 from demo_sdtps.study.sources import source_tree
-from studies import deployed, figures, off_the_shelf, public_logs
+from studies import again, deployed, figures, off_the_shelf, public_logs
 
 Record = dict[str, Any]
 """The content of a JSON file of docs/."""
@@ -306,6 +306,7 @@ TABLES: dict[str, tuple[Callable[..., str], str]] = {
     **{f"study {name}": (partial(study, name), f"results/{name}") for name in RESULTS},
     "demo": (demo, "results/demo"),
     "public logs": (public_logs.means, "public_logs"),
+    "again": (again.table, "again"),
     "deployed": (deployed.table, "deployed"),
     "off the shelf": (off_the_shelf.table, "off_the_shelf"),
 }
