@@ -85,6 +85,7 @@ def test_a_mistake_is_one_sentence(refusal, own_root, weights, name):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
     empty_image(own_root, None)
     loading = ("DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2")
