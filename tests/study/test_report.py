@@ -7,7 +7,7 @@ import pytest
 from study_files import table_rows
 
 from demo_sdtps.evaluation.tables import markdown_table
-from demo_sdtps.study.report import paired_difference, study_markdown, study_table
+from demo_sdtps.study.report import legend, paired_difference, study_markdown, study_table
 from tests.reference import statistics as reference
 
 
@@ -143,6 +143,9 @@ def test_a_variant_is_compared_with_the_one_it_names():
     gains = {name: f"{mean(name) - mean(other):+.1f}" for name, other in pairs.items()}
     assert means == {"dense": ""} | gains and len({*gains.values()}) == len(gains)
     assert {name: row["Δ to"] for name, row in rows.items()} == {"dense": ""} | pairs
+    assert legend(result).startswith("Percent over ") and "relative to dense, or as" in legend(
+        result
+    )
     result["variants"].pop(1)
     assert not table_rows(study_markdown(result))["taught"]["Δ mAP, 3 both"]
 
