@@ -47,26 +47,26 @@ $(INSTALLED): setup.py constraints.txt
 	@touch $@
 
 demo: setup
-	$(PY) -m demo_sdtps.commands synthetic --root data/synthetic --overwrite
+	$(PY) -m synthetic --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
 	$(PY) -m demo_sdtps.commands report --overwrite --run runs/demo
 	$(PY) -m demo_sdtps.commands report --overwrite --run runs/demo --html runs/demo/report.html
 	$(PY) -m tools.tables --demo runs/demo
 
 demo-seps: setup
-	$(PY) -m demo_sdtps.commands synthetic captions --root data --overwrite
-	$(PY) -m demo_sdtps.commands seps train --overwrite $(SEPS)
-	$(PY) -m demo_sdtps.commands seps test --weight runs/demo-seps/last.pth
+	$(PY) -m synthetic captions --root data --overwrite
+	$(PY) -m seps train --overwrite $(SEPS)
+	$(PY) -m seps test --weight runs/demo-seps/last.pth
 
 study: setup
-	$(PY) -m demo_sdtps.commands synthetic --root data/synthetic --overwrite
-	$(PY) -m demo_sdtps.commands synthetic --root data/fresh --seed 2026 --overwrite
-	$(PY) -m demo_sdtps.commands synthetic --root data/tune --seed 7 --overwrite
-	$(PY) -m demo_sdtps.commands synthetic --root data/loose --loose --overwrite
-	$(PY) -m demo_sdtps.commands synthetic --root data/vehicles --vehicles --seed 2026 --overwrite
-	$(PY) -m demo_sdtps.commands synthetic --root data/vehicles_tune --vehicles --seed 7 --overwrite
-	$(PY) -m demo_sdtps.commands synthetic --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
-	$(PY) -m demo_sdtps.commands synthetic --root data/vehicles_pretrain --vehicles --identities 300 --test_identities 20 --overwrite
+	$(PY) -m synthetic --root data/synthetic --overwrite
+	$(PY) -m synthetic --root data/fresh --seed 2026 --overwrite
+	$(PY) -m synthetic --root data/tune --seed 7 --overwrite
+	$(PY) -m synthetic --root data/loose --loose --overwrite
+	$(PY) -m synthetic --root data/vehicles --vehicles --seed 2026 --overwrite
+	$(PY) -m synthetic --root data/vehicles_tune --vehicles --seed 7 --overwrite
+	$(PY) -m synthetic --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
+	$(PY) -m synthetic --root data/vehicles_pretrain --vehicles --identities 300 --test_identities 20 --overwrite
 	$(PY) train_net.py $(PRETRAIN) DATASETS.ROOT_DIR ./data/pretrain OUTPUT_DIR runs/pretrain RESUME auto
 	$(PY) train_net.py $(PRETRAIN) DATASETS.ROOT_DIR ./data/vehicles_pretrain INPUT.SIZE_TRAIN "[64,128]" INPUT.SIZE_TEST "[64,128]" \
 		OUTPUT_DIR runs/pretrain_vehicles RESUME auto
@@ -75,7 +75,7 @@ study: setup
 	$(PY) train_net.py --config_file configs/Synthetic/DeMo.yml DATASETS.ROOT_DIR ./data/tune SOLVER.BASE_LR 0.001 \
 		MODEL.PRETRAIN_PATH_T runs/pretrain/backbone.pth INPUT.JOINT_AUGMENTATION True SOLVER.EVAL_PERIOD 100 \
 		OUTPUT_DIR runs/teacher RESUME auto
-	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m demo_sdtps.commands study $$study --json docs/results/$$(basename $$study .yml).json \
+	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m studies.run $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 tables: setup
@@ -119,4 +119,4 @@ test-all: setup
 lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m mypy demo_sdtps tools studies
+	$(PY) -m mypy vit_slim demo_sdtps seps synthetic tools studies

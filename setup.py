@@ -70,7 +70,10 @@ setup(
     url=REPO_URL,
     license="MIT",
     python_requires=">=3.10",
-    packages=[*find_packages(include=["demo_sdtps", "demo_sdtps.*"]), "demo_sdtps.configs"],
+    packages=[
+        *find_packages(include=["demo_sdtps", "demo_sdtps.*", "vit_slim", "vit_slim.*", "seps"]),
+        "demo_sdtps.configs",
+    ],
     package_dir={"demo_sdtps.configs": "configs"},
     package_data={
         "demo_sdtps": ["py.typed", "reports/templates/*", "retrieval/*.md"],

@@ -30,8 +30,8 @@ from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.plug_in.fast import make_modules
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
-from demo_sdtps.synthetic import pedestrians, triplets
 from demo_sdtps.training.optim import make_optimizer
+from synthetic import pedestrians, triplets
 from tests.reference import demo as reference_demo
 from tests.reference import demo_ranking
 from tests.reference.fusion import Fusion  # which the tests compare with

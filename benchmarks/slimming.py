@@ -38,10 +38,10 @@ from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.demo import make_slimming
 from demo_sdtps.modeling.inference import compile_model, inference
-from demo_sdtps.modeling.slimming.stage import Slimming
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.gpu import WARM_UPS, Recording
 from demo_sdtps.training.optim import make_optimizer
+from vit_slim.stage import Slimming
 
 ByCase = Mapping[str, float]  # numbers by the name of the setting, or DENSE
 Work = Callable[[], object]

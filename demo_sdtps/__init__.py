@@ -3,22 +3,21 @@
 A name here is imported when it is first asked for, so that demo_sdtps.modeling.sdtps needs torch alone.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from demo_sdtps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from demo_sdtps.config.load import get_cfg, load_cfg
     from demo_sdtps.modeling.demo import make_model
     from demo_sdtps.modeling.losses import distill_loss
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-    from demo_sdtps.modeling.slimming.slim import slim, slim_loss, unslim
     from demo_sdtps.plug_in.hosts import add_config
     from demo_sdtps.plug_in.patch import patch
     from demo_sdtps.retrieval.extractor import Extractor
     from demo_sdtps.retrieval.features import Features
     from demo_sdtps.retrieval.load import load
     from demo_sdtps.training.reid import train
+    from vit_slim import slim, slim_loss, unslim
 
 __all__ = [
     "Extractor",
@@ -39,19 +38,29 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "modeling.sdtps": ["MultiModalSDTPS"],
-        "modeling.demo": ["make_model"],
-        "modeling.losses": ["distill_loss"],
-        "modeling.slimming.slim": ["slim", "slim_loss", "unslim"],
-        "config.load": ["get_cfg", "load_cfg"],
-        "retrieval.extractor": ["Extractor"],
-        "retrieval.features": ["Features"],
-        "retrieval.load": ["load"],
-        "training.reid": ["train"],
-        "plug_in.hosts": ["add_config"],
-        "plug_in.patch": ["patch"],
-    },
-)
+MODULES = {
+    "Extractor": "demo_sdtps.retrieval.extractor",
+    "Features": "demo_sdtps.retrieval.features",
+    "MultiModalSDTPS": "demo_sdtps.modeling.sdtps",
+    "add_config": "demo_sdtps.plug_in.hosts",
+    "distill_loss": "demo_sdtps.modeling.losses",
+    "get_cfg": "demo_sdtps.config.load",
+    "load": "demo_sdtps.retrieval.load",
+    "load_cfg": "demo_sdtps.config.load",
+    "make_model": "demo_sdtps.modeling.demo",
+    "patch": "demo_sdtps.plug_in.patch",
+    "slim": "vit_slim",
+    "slim_loss": "vit_slim",
+    "train": "demo_sdtps.training.reid",
+    "unslim": "vit_slim",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

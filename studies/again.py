@@ -17,10 +17,10 @@ from demo_sdtps.config import cli
 from demo_sdtps.config.load import read_yaml
 from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.runtime.files import check_output_file, write_json
-from demo_sdtps.study.report import interval
-from demo_sdtps.study.results import final_metric, read_result
-from demo_sdtps.study.runs import RESULTS, ROOT, check_tree, make_result
-from demo_sdtps.study.variants import MEASUREMENTS
+from studies.report import interval
+from studies.results import final_metric, read_result
+from studies.runs import RESULTS, ROOT, check_tree, make_result
+from studies.variants import MEASUREMENTS
 
 AGAIN = {
     "slimming": ("dense", "self_supervised"),

@@ -20,7 +20,9 @@ from demo_sdtps.evaluation.attention import (
     keys,
 )
 from demo_sdtps.modeling.sdtps import gather_tokens, select
-from demo_sdtps.modeling.slimming.stage import (
+from demo_sdtps.runtime.errors import UserError
+from demo_sdtps.runtime.files import read_json
+from vit_slim.stage import (
     Slimming,
     Step,
     append_token,
@@ -28,9 +30,7 @@ from demo_sdtps.modeling.slimming.stage import (
     make_context,
     make_record,
 )
-from demo_sdtps.modeling.slimming.state import State
-from demo_sdtps.runtime.errors import UserError
-from demo_sdtps.runtime.files import read_json
+from vit_slim.state import State
 
 RATES = Path(__file__).with_name("diffrate.json")
 """Those that `DiffRate` reads."""

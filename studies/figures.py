@@ -6,8 +6,8 @@ from typing import Any
 
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
-from demo_sdtps.study.report import COSTS, TIMES, seed_count
-from demo_sdtps.study.results import final_metric
+from studies.report import COSTS, TIMES, seed_count
+from studies.results import final_metric
 
 STEP = TIMES[1]
 

@@ -142,7 +142,7 @@ def shallow():
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR of 6 + 4 synthetic identities, 8 triplets each, 32×16 pixels; not to be changed by tests."""
-    from demo_sdtps.commands import synthetic
+    from synthetic import commands as synthetic
 
     root = tmp_path_factory.mktemp("data")
     sizes = "--identities 6 --test_identities 4 --images_per_camera 2 --height 32 --width 16"
@@ -164,7 +164,7 @@ def shapes_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR with `seps_tiny.SIZES` synthetic shapes, 32×32 pixels, and a BERT; not to be changed by tests."""
     from seps_tiny import CAPTIONS, SIZES
 
-    from demo_sdtps.commands import synthetic
+    from synthetic import commands as synthetic
 
     root = tmp_path_factory.mktemp("shapes")
     sizes = [

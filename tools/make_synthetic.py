@@ -1,4 +1,5 @@
-from demo_sdtps.commands import run_command
+from demo_sdtps.config.cli import run
+from synthetic.commands import triplets
 
 if __name__ == "__main__":
-    run_command("synthetic")
+    run(triplets)

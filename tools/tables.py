@@ -20,10 +20,10 @@ from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.evaluation import draw_cross_modal
 from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
-from demo_sdtps.study.report import difference_text, interval, np, seed_count, study_markdown
-from demo_sdtps.study.results import final_metric
-from demo_sdtps.study.sources import source_tree
 from studies import again, deployed, figures, off_the_shelf, public_logs
+from studies.report import difference_text, interval, np, seed_count, study_markdown
+from studies.results import final_metric
+from studies.sources import source_tree
 
 Record = dict[str, Any]
 """The content of a JSON file of docs/."""
@@ -53,7 +53,7 @@ REFERENCE = {
         "modeling.fusion.HDM",
         "modeling.fusion.ATMoE",
         "modeling.losses",
-        "modeling.slimming.scores.base",
+        "vit_slim.scores.base",
         "modeling.backbones.base",
         "datasets.base",
         "evaluation.metrics.evaluate_ranking",

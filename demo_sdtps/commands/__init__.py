@@ -24,7 +24,6 @@ COMMANDS = {
     "export openvino": ("export:openvino", "write the model for OpenVINO"),
     "rank": ("search:rank", "mAP and nearest of exported features, larger than the memory"),
     "report": ("evaluate:report", "images, table and page of a finished run"),
-    "study": ("study", "train variants × seeds of a configuration, and compare them in a table"),
     "analyse": ("evaluate:analyse", "the numbers behind an evaluation"),
     "draw tokens": ("draw:tokens", "draw which patches slimming and SDTPS keep"),
     "draw ranks": ("draw:ranks", "draw rank lists"),
@@ -43,11 +42,6 @@ COMMANDS = {
         "convert_checkpoint",
         "rewrite a checkpoint in DeMo's names, in ours, or as a backbone",
     ),
-    "synthetic": ("synthetic:triplets", "write synthetic triplets"),
-    "synthetic captions": ("synthetic:captioned", "write synthetic images with captions"),
-    "seps train": ("seps:train", "train SEPS, image-text matching"),
-    "seps test": ("seps:test", "evaluate a checkpoint of SEPS"),
-    "seps check": ("seps:check", "counts of images with captions beside the expected ones"),
 }
 """By name: the module here, with the function that is not its `main`, and what the command does; the first of two words names a
 group."""

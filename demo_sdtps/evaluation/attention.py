@@ -14,9 +14,9 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.inference import check_finite
 from demo_sdtps.modeling.modalities import ByModality, Grid, split_rows
-from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.state import State
 from demo_sdtps.runtime.errors import UserError
+from vit_slim.scores.base import Context
+from vit_slim.state import State
 
 CLASS_TOKEN = slice(1)
 OTHER_WAYS = {"ResPostBlock", "DiffAttention"}

@@ -19,11 +19,11 @@ from demo_sdtps.modeling.demo import EncodedTriplets, missing_modalities
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.modeling.inference import check_features, compile_model, inference
 from demo_sdtps.modeling.modalities import ByModality
-from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.runtime.device import choose_device, choose_precision, set_seed
 from demo_sdtps.runtime.distributed import all_gather_rows, check_equal, check_single
 from demo_sdtps.runtime.gpu import Recording, can_record, on_cpu
 from demo_sdtps.runtime.progress import progress
+from vit_slim.scores.base import Context
 
 Model = DeMo | ExportedModel
 ENCODED = ("tokens", "global_feats", "missing")

@@ -1,12 +1,12 @@
 """The model: backbone, PIFE, scores, slimming, SDTPS, HDM and ATMoE, heads; its losses and the names of its weights."""
 
-from typing import TYPE_CHECKING
-
-from demo_sdtps.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from demo_sdtps.modeling.demo import DeMo, make_model
-
 __all__ = ["DeMo", "make_model"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"modeling.demo": ["DeMo", "make_model"]})
+
+def __getattr__(name: str) -> object:
+    # Not at once: modeling.sdtps needs torch alone.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from demo_sdtps.modeling import demo
+
+    return getattr(demo, name)

@@ -19,16 +19,16 @@ from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput, make_layout
 from demo_sdtps.modeling.modalities import ByModality, is_missing, modality_subsets, split_rows
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
-from demo_sdtps.modeling.slimming.scores import make_score
-from demo_sdtps.modeling.slimming.scores.base import Context, StageRecord
-from demo_sdtps.modeling.slimming.stage import (
+from demo_sdtps.runtime.device import matmul_library
+from vit_slim.scores import make_score
+from vit_slim.scores.base import Context, StageRecord
+from vit_slim.stage import (
     Slimming,
     check_stages,
     patch_shares,
     remaining_patches,
 )
-from demo_sdtps.modeling.slimming.state import State
-from demo_sdtps.runtime.device import matmul_library
+from vit_slim.state import State
 
 
 class BackboneOutput(NamedTuple):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.config.check import check_stage_keys, reads_masks
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.modeling.slimming.scores import make_score
-from demo_sdtps.modeling.slimming.scores.base import Score
-from demo_sdtps.modeling.slimming.slim import attach_to
-from demo_sdtps.modeling.slimming.towers import find_towers
 from demo_sdtps.plug_in.hosts import block_paths, missing_letters
 from demo_sdtps.runtime.errors import UserError
+from vit_slim.scores import make_score
+from vit_slim.scores.base import Score
+from vit_slim.slim import attach_to
+from vit_slim.towers import find_towers
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode

@@ -17,7 +17,7 @@ from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks, mask_path
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
-from demo_sdtps.seps import evaluation as seps_evaluation
+from seps import evaluation as seps_evaluation
 
 Counts = Mapping[str, Mapping[str, int]]  # by split
 Findings = dict[str, Any]

@@ -9,11 +9,12 @@ import seps_tiny
 from commands import CONFIG, ROOT, cli_args_for
 from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 
-from demo_sdtps.commands import check_data, seps
+from demo_sdtps.commands import check_data
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, find_config
 from demo_sdtps.datasets import READERS
 from demo_sdtps.reports.data import published_counts
+from seps import commands as seps
 
 SMALL = ("SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2")
 

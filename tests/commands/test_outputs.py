@@ -5,8 +5,9 @@ import yaml
 from commands import CONFIG
 
 from benchmarks import run as benchmark
-from demo_sdtps.commands import convert_checkpoint, draw, evaluate, export, search, seps
+from demo_sdtps.commands import convert_checkpoint, draw, evaluate, export, search
 from demo_sdtps.commands import test as test_net
+from seps import commands as seps
 
 CONFIGURED = ("--config_file", CONFIG)
 SEARCHED = ("--query", "q", "--gallery", "g", "--csv", "x.csv")

@@ -15,8 +15,8 @@ from PIL import Image
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
-from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.training.output import commit
+from vit_slim.scores.base import Score
 
 ROOMS = [
     *("runtime", "config", "datasets", "modeling", "evaluation", "retrieval", "training", "seps"),
@@ -99,9 +99,9 @@ def test_sdtps_and_slim_need_torch_alone_and_patch_yacs_too(tmp_path):
 
 def test_names_are_listed_without_an_import_of_torch():
     program = """
-import sys, demo_sdtps, demo_sdtps.config, demo_sdtps.seps
+import sys, demo_sdtps, demo_sdtps.config, seps
 sys.exit(any({*module.__all__} ^ {name for name in dir(module) if name[:2] != "__"} for module in
-    (demo_sdtps, demo_sdtps.config, demo_sdtps.seps)) or "torch" in sys.modules)"""
+    (demo_sdtps, demo_sdtps.config, seps)) or "torch" in sys.modules)"""
     assert python("-c", program, cwd=ROOT).returncode == 0
 
 

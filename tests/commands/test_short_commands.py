@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file
 
-from demo_sdtps.commands import check_data, draw, flags, search, seps, synthetic
+from demo_sdtps.commands import check_data, draw, flags, search
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.common import BACKBONE_KEYS, IMAGE_KEYS
 from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets import SPLITS
+from seps import commands as seps
+from synthetic import commands as synthetic
 
 CONFIGS = ROOT / "configs"
 

@@ -13,10 +13,11 @@ import torch
 from commands import BASELINE, CONFIG, cli_args_for, weights_file
 from forked import run_script
 
-from demo_sdtps.commands import draw, evaluate, export, seps
+from demo_sdtps.commands import draw, evaluate, export
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
+from seps import commands as seps
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from config_files import write
 from demo_sdtps.config import get_cfg, load_cfg
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.config.load import DEMO_SCHEMA, flatten
-from demo_sdtps.seps.schema import SEPS_SCHEMA
+from seps.schema import SEPS_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE_BOUND = {"DATALOADER.NUM_WORKERS", "MODEL.DEVICE", "MODEL.PRETRAIN_PATH_T", "OUTPUT_DIR"}

@@ -4,7 +4,7 @@ import pytest
 from config_files import error, write
 
 from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, parse_yaml
-from demo_sdtps.seps.schema import SEPS_SCHEMA
+from seps.schema import SEPS_SCHEMA
 
 
 @pytest.mark.parametrize(

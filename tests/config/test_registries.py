@@ -5,8 +5,8 @@ import pytest
 from demo_sdtps.config import UserError
 from demo_sdtps.config.check import WITH_MASKS
 from demo_sdtps.modeling.backbones import TIMM_MODULES, Backbone, backbone_class
-from demo_sdtps.modeling.slimming.scores import SCORES, score_class
-from demo_sdtps.modeling.slimming.scores.base import Score
+from vit_slim.scores import SCORES, score_class
+from vit_slim.scores.base import Score
 
 
 def test_scores():

@@ -6,11 +6,12 @@ import torch
 from commands import CONFIG, checkpoint_file, cli_args_for, parse_table
 
 import demo_sdtps
-from demo_sdtps.commands import convert_checkpoint, seps
+from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
-from demo_sdtps.seps.model import make_seps
+from seps import commands as seps
+from seps.model import make_seps
 
 pytestmark = pytest.mark.usefixtures("shallow")
 

@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 from triplets import SCALED, normalise, random_image
 from yacs.config import CfgNode
 
-from demo_sdtps.seps.captions import CROP_ASPECT, CropTransform, crop_box, resize_transform
+from seps.captions import CROP_ASPECT, CropTransform, crop_box, resize_transform
 
 
 def config(**values):

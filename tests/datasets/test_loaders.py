@@ -36,13 +36,13 @@ from demo_sdtps.datasets.loaders import (
     use_cache,
 )
 from demo_sdtps.datasets.transforms import TrainTransform
-from demo_sdtps.seps.captions import (
+from seps.captions import (
     caption_batches,
     caption_loader,
     encode_captions,
     read_image_texts,
 )
-from demo_sdtps.seps.model import load_tokenizer
+from seps.model import load_tokenizer
 
 MASKS = shlex.split(
     "INPUT.JOINT_AUGMENTATION True MODEL.SLIM_BLOCKS [2] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE supervised"

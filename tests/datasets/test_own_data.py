@@ -21,7 +21,7 @@ from ranking_cases import assert_same
 from tiny import CONFIG, ROOT
 
 import demo_sdtps
-from demo_sdtps.commands import check_data, search, synthetic
+from demo_sdtps.commands import check_data, search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg, with_values
@@ -30,6 +30,7 @@ from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.training.reid import make_task
+from synthetic import commands as synthetic
 from tests.reference import ranking
 
 SIZE = (16, 32)

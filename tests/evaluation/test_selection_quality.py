@@ -17,11 +17,11 @@ from demo_sdtps.datasets.transforms import PerModality, test_transform
 from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import STATE_NAMES
-from demo_sdtps.modeling.slimming.stage import remaining_patches
 from demo_sdtps.reports import tokens
 from tests.reference import sdtps
 from tests.reference import selection as reference
 from tests.reference.analysis import mean
+from vit_slim.stage import remaining_patches
 
 pytestmark = pytest.mark.usefixtures("shallow")
 CASES = ("nothing", *MISSING_CASES)

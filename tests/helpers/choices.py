@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 from demo_sdtps.modeling import sdtps
-from demo_sdtps.modeling.slimming import stage
+from vit_slim import stage
 
 
 @contextmanager

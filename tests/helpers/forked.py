@@ -16,7 +16,7 @@ LONGEST = 300
 """Seconds after which a process hangs."""
 LOADED = [
     *("fvcore.nn", "torch.utils.tensorboard", "demo_sdtps.plug_in.launch"),
-    *("demo_sdtps.plug_in.fast", "demo_sdtps.training.reid", "demo_sdtps.seps.training"),
+    *("demo_sdtps.plug_in.fast", "demo_sdtps.training.reid", "seps.training"),
 ]
 """What the processes have in common."""
 

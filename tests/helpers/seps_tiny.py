@@ -12,10 +12,10 @@ from commands import ROOT
 from numeric import shift_seed, tolerance
 from tiny import ENCODER, WIDTH
 
-from demo_sdtps.commands import seps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import run
-from demo_sdtps.seps.schema import SEPS_SCHEMA
+from seps import commands as seps
+from seps.schema import SEPS_SCHEMA
 
 CONFIG = ROOT / "configs" / "SEPS" / "shapes.yml"
 SIZES = {"train": 12, "dev": 6, "test": 8}

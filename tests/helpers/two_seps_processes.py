@@ -14,15 +14,15 @@ from seps_tiny import cfg_for
 from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.device import autocast, choose_precision
-from demo_sdtps.seps.captions import caption_batches, caption_loader, encode_captions
-from demo_sdtps.seps.evaluation import (
+from seps.captions import caption_batches, caption_loader, encode_captions
+from seps.evaluation import (
     evaluate_retrieval,
     make_retrieval_data,
     read_caption_splits,
     similarities,
 )
-from demo_sdtps.seps.model import load_tokenizer, make_seps
-from demo_sdtps.seps.training import SEPSTask
+from seps.model import load_tokenizer, make_seps
+from seps.training import SEPSTask
 
 VERSIONS = {
     "paper": (),

@@ -1,4 +1,4 @@
-"""What tests/modeling/slimming/test_slim_training.py runs under torchrun: steps of a slimmed model, one file of weights each.
+"""What tests/vit_slim/test_slim_training.py runs under torchrun: steps of a slimmed model, one file of weights each.
 
 torchrun --nproc_per_node=2 tests/helpers/two_slim_processes.py OUTPUT
 """

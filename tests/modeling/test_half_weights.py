@@ -9,9 +9,9 @@ from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.backbones.half_weights import half_weights
-from demo_sdtps.modeling.slimming.scores import Supervised
-from demo_sdtps.modeling.slimming.scores.base import Score
-from demo_sdtps.modeling.slimming.stage import Slimming
+from vit_slim.scores import Supervised
+from vit_slim.scores.base import Score
+from vit_slim.stage import Slimming
 
 
 def make_network():

@@ -1,6 +1,6 @@
 """demo_sdtps.patch on miniatures of the code bases that it knows (reference/hosts.py): what their descriptions say.
 
-What slimming computes from there is tested in tests/modeling/slimming.
+What slimming computes from there is tested in tests/vit_slim.
 """
 
 import copy

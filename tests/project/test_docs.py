@@ -12,8 +12,8 @@ from PIL import Image
 from demo_sdtps.commands import dispatch, match_command
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import KEYS
-from demo_sdtps.seps.schema import SEPS_SCHEMA
-from demo_sdtps.study.sources import source_tree
+from seps.schema import SEPS_SCHEMA
+from studies.sources import source_tree
 from tools import tables
 from tools.tables import FIGURES, data, with_tables
 

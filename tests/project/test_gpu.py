@@ -22,12 +22,12 @@ from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.inference import compile_model
-from demo_sdtps.modeling.slimming.scores import SCORES
 from demo_sdtps.runtime import gpu as graphs
 from demo_sdtps.runtime.device import DTYPES, autocast
 from demo_sdtps.training.loop import fit
 from demo_sdtps.training.monitor import Meter
 from demo_sdtps.training.reid import make_task
+from vit_slim.scores import SCORES
 
 pytestmark = pytest.mark.gpu
 

@@ -13,12 +13,13 @@ from modality_sets import present_in
 from numeric import generator
 
 import demo_sdtps
-from demo_sdtps.commands import search, synthetic
+from demo_sdtps.commands import search
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, read_splits, split_validation
 from demo_sdtps.retrieval.calibrate import MOST, Block, thin_out
 from demo_sdtps.retrieval.calibration import Calibration, calibration_file
+from synthetic import commands as synthetic
 
 pytestmark = pytest.mark.usefixtures("shallow")
 SETTINGS = (*KEEP_ALL, "MODEL.HDM", "True")

@@ -15,7 +15,6 @@ import pytest
 import torch
 from commands import contents
 
-from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_whole
@@ -29,6 +28,7 @@ from demo_sdtps.runtime.files import (
     write_json,
 )
 from demo_sdtps.training.output import scalar_boards
+from seps import commands as seps
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from seps_tiny import CAPTIONS, SIZES
 from triplets import SCALED, catch_message, cut_short, normalise
 
 from demo_sdtps.datasets.images import decode
-from demo_sdtps.seps.captions import (
+from seps.captions import (
     ImageTexts,
     caption_batches,
     caption_loader,
@@ -23,7 +23,7 @@ from demo_sdtps.seps.captions import (
     image_loader,
     read_image_texts,
 )
-from demo_sdtps.seps.model import load_tokenizer
+from seps.model import load_tokenizer
 
 IMAGES = SIZES["train"]
 PLAIN = ("INPUT.PROB", "0.0", "INPUT.MIN_CROP", "1.0")

@@ -5,7 +5,7 @@ import json
 import pytest
 from triplets import catch_message
 
-from demo_sdtps.seps.captions import ImageTexts, read_image_texts
+from seps.captions import ImageTexts, read_image_texts
 
 IDS = ("7", "cat", "40")
 CAPTIONS = tuple(f"caption {number} of {image}" for image in IDS for number in (1, 2))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from golden_cases import load_case, relative_error
 
-from demo_sdtps.seps import CrossSparseAggrNet, SEPSLoss
+from seps import CrossSparseAggrNet, SEPSLoss
 from tests.reference import seps as reference
 
 CASES = ["open", "open_sparse_only", "open_gradients"]

@@ -6,7 +6,7 @@ from numeric import assert_close, generator, shift_seed
 from seps_sums import PATH
 
 from benchmarks.rows import peak_memory
-from demo_sdtps.seps import CrossSparseAggrNet, RatioLoss
+from seps import CrossSparseAggrNet, RatioLoss
 from tests.reference import seps as reference
 
 NARROW = {"embed_size": 20, "num_patches": 9}

@@ -5,7 +5,7 @@ import torch
 from golden_cases import load_case, relative_error
 from numeric import assert_close, generator, with_gradient
 
-from demo_sdtps.seps import ContrastiveLoss, RatioLoss
+from seps import ContrastiveLoss, RatioLoss
 from tests.reference import seps as reference
 
 VIOLATION = pytest.mark.parametrize("max_violation", [False, True], ids=["sum", "max"])

@@ -12,7 +12,7 @@ from sdtps_cases import assert_gradients_equal, random_sum
 from seps_sums import IMAGES, PATCHES, PATH, WIDTH
 
 from demo_sdtps.modeling.sdtps import gumbel_noise
-from demo_sdtps.seps import (
+from seps import (
     HRPA,
     SDTPS,
     CrossSparseAggrNet,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from numeric import generator
 
-from demo_sdtps.seps.evaluation import five_fold, retrieval
+from seps.evaluation import five_fold, retrieval
 from tests.reference import retrieval as reference
 
 NAMES = [f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]

@@ -13,8 +13,8 @@ from seps_tiny import cfg_for, save_bert
 from tiny import ENCODER, WIDTH
 from weight_files import message, save_safetensors, save_torch
 
-from demo_sdtps.seps.captions import encode_texts, pad_texts
-from demo_sdtps.seps.model import ImageTower, TextTower, load_tokenizer, make_seps
+from seps.captions import encode_texts, pad_texts
+from seps.model import ImageTower, TextTower, load_tokenizer, make_seps
 
 SWIN = shlex.split(
     "MODEL.TRANSFORMER_TYPE swin_tiny_patch4_window7_224 MODEL.PATCH_SIZE 2 MODEL.SDTPS_AGGR_RATIO 0.5"

@@ -10,17 +10,18 @@ from commands import load_records
 from numeric import assert_close
 from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, train
 
-from demo_sdtps.commands import seps, synthetic
 from demo_sdtps.config import load_cfg
-from demo_sdtps.seps.evaluation import (
+from seps import commands as seps
+from seps.evaluation import (
     evaluate_retrieval,
     five_fold,
     load_seps_and_data,
     similarities,
 )
-from demo_sdtps.seps.model import make_seps
-from demo_sdtps.seps.schema import SEPS_SCHEMA
-from demo_sdtps.seps.training import make_losses, make_seps_optimizer, set_rates
+from seps.model import make_seps
+from seps.schema import SEPS_SCHEMA
+from seps.training import make_losses, make_seps_optimizer, set_rates
+from synthetic import commands as synthetic
 
 FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSum"]

@@ -14,12 +14,12 @@ from commands import contents
 from numeric import numpy_generator
 from PIL import Image, ImageFilter
 
-from demo_sdtps.commands import synthetic
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.synthetic import MARKER
-from demo_sdtps.synthetic import body, pedestrians, triplets, vehicles
-from demo_sdtps.synthetic.scene import CAMERAS
-from demo_sdtps.synthetic.triplets import is_night
+from synthetic import body, pedestrians, triplets, vehicles
+from synthetic import commands as synthetic
+from synthetic.scene import CAMERAS
+from synthetic.triplets import is_night
 
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
 SMALL = "--identities 3 --test_identities 2 --images_per_camera 2 --height 64 --width 32"

@@ -11,9 +11,9 @@ import transformers
 from commands import contents
 from PIL import Image
 
-from demo_sdtps.commands import synthetic
-from demo_sdtps.seps.captions import read_image_texts
-from demo_sdtps.synthetic.shapes import (
+from seps.captions import read_image_texts
+from synthetic import commands as synthetic
+from synthetic.shapes import (
     CAPTION_WORDS,
     NUMBER_WORDS,
     OUTLINES,

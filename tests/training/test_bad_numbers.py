@@ -9,12 +9,12 @@ from commands import ONE_LINE, ROOT
 from interrupted import EVERY_STEP, cli_args_for
 from seps_tiny import cli_args_for as seps_cli_args_for
 
-from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError
-from demo_sdtps.seps.training import SEPSTask
 from demo_sdtps.training.monitor import LAG, LossMonitor
 from demo_sdtps.training.reid import ReIDLoss
+from seps import commands as seps
+from seps.training import SEPSTask
 
 pytestmark = pytest.mark.usefixtures("shallow")
 

@@ -18,10 +18,10 @@ from interrupted import call
 
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.study.sources import SOURCES, source_tree
 from demo_sdtps.training.loop import fit
 from demo_sdtps.training.output import command, commit
 from demo_sdtps.training.reid import make_task
+from studies.sources import SOURCES, source_tree
 
 pytestmark = pytest.mark.usefixtures("shallow")
 

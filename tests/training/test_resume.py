@@ -17,13 +17,13 @@ from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.training import reid
 from demo_sdtps.training.monitor import Meter
 from demo_sdtps.training.output import Resumed, with_resumption
 from demo_sdtps.training.resume import DIGEST, random_states, set_random_states
 from demo_sdtps.training.run import Run
+from seps import commands as seps
 
 pytestmark = pytest.mark.usefixtures("shallow")
 

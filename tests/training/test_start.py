@@ -11,7 +11,6 @@ from commands import CONFIG, checkpoint_file, cli_args_for, load_records
 from interrupted import at
 
 import demo_sdtps
-from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import with_values
@@ -20,6 +19,7 @@ from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
 from demo_sdtps.training.monitor import Meter, Stopped
 from demo_sdtps.training.reid import make_task
+from seps import commands as seps
 
 pytestmark = pytest.mark.usefixtures("shallow")
 

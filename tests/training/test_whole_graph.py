@@ -6,8 +6,8 @@ from tiny import random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.slimming.scores import SCORES
 from demo_sdtps.training.reid import ReIDLoss, Teacher
+from vit_slim.scores import SCORES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shallow")]
 

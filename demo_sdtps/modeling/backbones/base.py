@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling.slimming.state import State
+from vit_slim.state import State
 
 Transformer = VisionTransformer | Eva
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QUICK_GELU, QuickGELUMlp
-from demo_sdtps.modeling.slimming.scores import is_cast
-from demo_sdtps.modeling.slimming.scores.base import Score
+from vit_slim.scores import is_cast
+from vit_slim.scores.base import Score
 
 
 class Cast(torch.autograd.Function):

@@ -1,1 +1,0 @@
-"""Studies: variants × seeds of a configuration, and the tables that compare them."""

@@ -1,0 +1,24 @@
+"""SEPS (ICLR 2026): image-text matching with patches selected for each pair of image and caption.
+
+Model (paper version and published version), losses, towers, data, training, evaluation and configuration keys; the commands are
+python -m seps train, test and check.
+"""
+
+from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse
+from seps.losses import ContrastiveLoss, RatioLoss, SEPSLoss
+from seps.network import SDTPS, CrossSparseAggrNet, DualTokenAggregation, create_seps_model
+from seps.relevance import HRPA, mask_xattn_one_text
+
+__all__ = [
+    "HRPA",
+    "SDTPS",
+    "ContrastiveLoss",
+    "CrossSparseAggrNet",
+    "DualTokenAggregation",
+    "RatioLoss",
+    "SEPSLoss",
+    "TokenAggregation",
+    "TokenSparse",
+    "create_seps_model",
+    "mask_xattn_one_text",
+]

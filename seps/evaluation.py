@@ -1,0 +1,207 @@
+"""Evaluation of SEPS (docs/seps.md): each image and each caption is encoded once, then all pairs are compared; recalls."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.evaluation.extraction import prepare_evaluation
+from demo_sdtps.modeling.checkpoints.loading import fill_model, read_weights
+from demo_sdtps.modeling.inference import check_features, check_finite, evaluating
+from demo_sdtps.runtime import distributed
+from demo_sdtps.runtime.gpu import on_cpu, to_device
+from demo_sdtps.runtime.progress import progress
+from seps.captions import (
+    ImageTexts,
+    Tokens,
+    encode_captions,
+    image_batches,
+    image_loader,
+    pad_texts,
+    read_image_texts,
+)
+from seps.model import SEPS, load_tokenizer, make_seps
+
+RECALL_RANKS = (1, 5, 10)
+WAYS = ("i2t", "t2i")  # captions retrieved by an image, images retrieved by a caption
+
+
+@torch.no_grad()
+def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, float]:
+    """Recalls of similarities (images, captions) in percent: {"i2t R@1": …, …, "t2i R@10": …, "rSum": …}. image_of (captions,):
+    the row of each caption's image; an image has one caption or more. i2t R@k counts an image where any of its captions is
+    among the k most similar. A match ranks after others of exactly its similarity, whatever the order."""
+    images, captions = similarity.shape
+    matched = similarity[image_of, torch.arange(captions)]
+    best = matched.new_zeros(images)
+    best.scatter_reduce_(0, image_of, matched, "amax", include_self=False)
+    # Not counted as ahead: the match itself and equally similar captions of the same image.
+    equal = torch.bincount(image_of[matched == best[image_of]], minlength=images)
+    ahead_of_captions = (similarity >= best[:, None]).count_nonzero(dim=1) - equal
+    ahead_of_images = (similarity >= matched).count_nonzero(dim=0) - 1
+    measures = {
+        f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
+        for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True)
+        for k in RECALL_RANKS
+    }
+    return measures | {"rSum": sum(measures.values())}
+
+
+def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) -> dict[str, float]:
+    """COCO's 1K protocol: means of `retrieval` over `folds` consecutive equal parts of the images with their captions.
+    similarity (images, captions), image_of (captions,); `folds` divides the number of images."""
+    results = []
+    for images in torch.arange(len(similarity)).chunk(folds):
+        captions = torch.isin(image_of, images).nonzero().squeeze(1)
+        first, last = int(images[0]), int(images[-1])
+        fold = similarity[first : last + 1, captions]
+        results.append(retrieval(fold, image_of[captions] - first))
+    return {name: sum(fold[name] for fold in results) / folds for name in results[0]}
+
+
+@dataclass(frozen=True)
+class RetrievalData:
+    """A split to evaluate."""
+
+    loader: DataLoader  # of this process's part of the images
+    tokens: Tokens
+    image_of: torch.Tensor  # (captions,): the index of each caption's image
+    folds: int
+    batch: int  # texts encoded, and captions compared, at a time
+
+    @property
+    def images(self) -> int:
+        """The number of images; every image has a caption."""
+        return int(self.image_of.max()) + 1
+
+
+def read_caption_splits(
+    cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")
+) -> dict[str, ImageTexts]:
+    """Read the splits of DATASETS.NAMES."""
+    data, root = cfg.DATASETS, Path(cfg.DATASETS.ROOT_DIR)
+    splits = {name: read_image_texts(root, data.NAMES, name, data.LONG_CAPTIONS) for name in names}
+    without = [name for name, split in splits.items() if split.long_captions is None]
+    if 0 < len(without) < len(splits):
+        raise UserError(
+            f"{data.NAMES} at {data.ROOT_DIR} has long captions, but none for its split {without[0]}; add them, or set "
+            "DATASETS.LONG_CAPTIONS to no."
+        )
+    return splits
+
+
+def caption_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
+    """Warnings about data that are probably a mistake, though training and evaluation can go on."""
+    return [
+        f"WARNING: {len(paths)} images are in training and {name}, the first {min(paths)}, so the figures are not those of "
+        "unseen ones; leave them out of one."
+        for name in ("dev", "test")
+        if (paths := {*splits["train"].paths} & {*splits[name].paths})
+    ]
+
+
+def check_folds(split: ImageTexts, folds: int) -> None:
+    """Raise `UserError` where `folds` does not divide the number of images of a split."""
+    if len(split.paths) % folds:
+        raise UserError(
+            f"TEST.FOLDS is {folds}, which does not divide the split's {len(split.paths)} images; choose one that does."
+        )
+
+
+def make_retrieval_data(
+    cfg: CfgNode, split: ImageTexts, tokens: Tokens, folds: int = 1
+) -> RetrievalData:
+    """A split and its tokens for evaluation."""
+    check_folds(split, folds)
+    loader, image_of = image_loader(cfg, split), torch.tensor(split.image_of)
+    return RetrievalData(loader, tokens, image_of, folds, cfg.TEST.IMS_PER_BATCH)
+
+
+def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT. The
+    data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not its
+    weights."""
+    device = prepare_evaluation(cfg, several=True)
+    weights = read_weights(cfg.TEST.WEIGHT)
+    split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
+    distributed.check_equal(split, "images and captions")
+    tokens = encode_captions(cfg, split, load_tokenizer(cfg))
+    model, _ = make_seps(cfg, pretrained=False)
+    fill_model(model, weights, cfg.TEST.WEIGHT)
+    return model.eval().to(device), make_retrieval_data(cfg, split, tokens, cfg.TEST.FOLDS)
+
+
+def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
+    """R@1, R@5, R@10 in both directions and their sum in percent, means over folds."""
+    similarity = similarities(model, data)
+    return distributed.broadcast_from_main(lambda: five_fold(similarity, data.image_of, data.folds))
+
+
+def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
+    """One line on what is evaluated: data set, split, images, captions and folds."""
+    caption = f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {data.images} images, {len(data.tokens.captions)} captions"
+    parts = f", in {data.folds} parts of {data.images // data.folds} images"
+    return caption + parts if data.folds > 1 else caption
+
+
+def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
+    """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0. Each of several
+    processes encodes a part of the images and captions and compares all images with a part of the captions."""
+    with evaluating(model):
+        device = next(model.parameters()).device
+        batches = image_batches(data.loader)
+        batches = progress(batches, "encoding images", len(data.loader), unit="batch")
+        local = [model.image_tower(to_device(images, device)) for images in batches]
+        images = distributed.all_gather_rows(torch.cat(local), data.images)
+        words = _encode_texts(model, data.tokens.captions, data.batch)
+        long = data.tokens.long_captions
+        long_words = _encode_texts(model, long, data.batch) if long else []
+        check_features("The tokens of images and captions", [images, *words, *long_words])
+        blocks = []
+        for fold in torch.arange(len(images)).chunk(data.folds):
+            captions = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
+            rows = slice(int(fold[0]), int(fold[-1]) + 1)
+            blocks += [(rows, block) for block in _blocks(captions, words, data.batch)]
+        blocks = blocks[distributed.rank() :: distributed.world_size()]
+
+        def compare_blocks() -> Iterator[list[torch.Tensor]]:
+            for rows, block in blocks:
+                texts = [*pad_texts([words[caption] for caption in block])]
+                if long_words:
+                    texts += pad_texts([long_words[data.image_of[caption]] for caption in block])
+                yield [model.network(images[rows], *texts).float()]
+
+        matrix = torch.zeros(len(images), len(words))
+        results = progress(on_cpu(compare_blocks()), "comparing", len(blocks), unit="block")
+        for (rows, block), (similarity,) in zip(blocks, results, strict=True):
+            matrix[rows, block] = similarity
+    matrix = distributed.all_reduce(matrix)  # where another process compares, this one has zeros
+    check_finite("The similarities", [matrix])
+    return matrix
+
+
+def _encode_texts(model: SEPS, texts: list[list[int]], batch: int) -> list[torch.Tensor]:
+    """Word vectors (L, C) of each text, without padding, on the model's device; each process encodes a part of the texts."""
+    device = next(model.parameters()).device
+    shard = distributed.shard_for_rank(texts)
+    vectors = [torch.empty(0)] * len(shard)
+    blocks = _blocks(range(len(shard)), shard, batch)
+    for block in progress(blocks, "encoding captions", unit="block"):
+        words, lengths = pad_texts([shard[index] for index in block])
+        padded = model.text_tower(to_device(words, device), lengths)
+        for index, length, vector in zip(block, lengths, padded, strict=True):
+            vectors[index] = vector[:length]
+    sizes = distributed.all_gather_object([*map(len, shard)])
+    gathered = distributed.all_gather_parts(torch.cat(vectors), [*map(sum, sizes)])
+    shards = zip(gathered, sizes, strict=True)
+    return [words for rows, each in shards for words in rows.split(each)][: len(texts)]
+
+
+def _blocks(indices: Sequence[int], texts: Sequence, size: int) -> list[list[int]]:
+    """Blocks of at most `size` indices, sorted by the texts' lengths to reduce padding."""
+    ordered = sorted(indices, key=lambda index: len(texts[index]))
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]

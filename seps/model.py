@@ -1,0 +1,240 @@
+"""The SEPS model (docs/seps.md): images → patch tokens by a timm model, captions → word vectors by a BERT, and the network that
+compares every image with every caption."""
+
+import sys
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.modeling.checkpoints.pretrained import OTHERS, Weights, load_tower
+from demo_sdtps.runtime.device import matmul_library
+from demo_sdtps.runtime.distributed import all_gather, world_size
+from demo_sdtps.runtime.errors import UserError, check_extra
+from seps.network import CrossSparseAggrNet
+
+GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch4_window7_224'."
+Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]
+
+
+class ImageTower(nn.Module):
+    """timm model with a grid of patch tokens and at most one class token, and a projection; `num_patches` is N."""
+
+    def __init__(self, cfg: CfgNode):
+        super().__init__()
+        model, size = cfg.MODEL, list(cfg.INPUT.SIZE)
+        self.name = name = model.TRANSFORMER_TYPE
+        options = {"patch_size": model.PATCH_SIZE} if model.PATCH_SIZE else {}
+        options |= {"img_size": tuple(size), "drop_path_rate": model.DROP_PATH}
+        try:
+            tower: Any = timm.create_model(name, num_classes=0, global_pool="", **options)
+            self.tower = tower.eval()  # no random draws such as those of stochastic depth
+            self.projection = nn.Linear(tower.num_features, model.EMBED_SIZE)
+            with torch.no_grad():
+                tokens = self._tokens(torch.zeros(1, 3, *size))
+        except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise UserError(
+                f"MODEL.TRANSFORMER_TYPE {name!r} takes no INPUT.SIZE {size} with MODEL.PATCH_SIZE {model.PATCH_SIZE} "
+                f"({' '.join(str(error).split())}); change them, or {GOOD_TOWERS}"
+            ) from None
+        tower.train()
+        # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
+        is_swin = getattr(tower, "output_fmt", None) == "NHWC"
+        prefix = getattr(tower, "num_prefix_tokens", 0 if is_swin else 2)
+        if prefix > 1 or tokens.ndim != 3 or tokens.shape[2] != tower.num_features:
+            raise UserError(
+                f"MODEL.TRANSFORMER_TYPE {name!r} has other tokens than patches and one class token or none; {GOOD_TOWERS}"
+            )
+        self.num_patches = tokens.shape[1] - prefix
+        side = round(self.num_patches**0.5)
+        if side * side != self.num_patches or side < 2:
+            raise UserError(
+                f"INPUT.SIZE {size} makes {self.num_patches} patches in {name}, which are no square grid of at least 2×2; "
+                "make the images square, or larger."
+            )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """images (B, 3, H, W) → tokens (B, N, C), or (B, 1 + N, C) where the model has a class token."""
+        return self.projection(self._tokens(images))
+
+    def load(self, source: str) -> str:
+        """`load_tower` of MODEL.PRETRAIN_PATH_T; timm converts names and resizes position embeddings."""
+
+        def convert(weights: Weights) -> tuple[Weights, list[str]]:
+            rename = getattr(sys.modules[type(self.tower).__module__], "checkpoint_filter_fn", None)
+            try:
+                converted = rename(weights, self.tower) if rename else weights
+            except Exception as error:  # a filter may raise anything for weights of another model
+                raise UserError(
+                    f"MODEL.PRETRAIN_PATH_T {source} holds {next(iter(weights), 'nothing')}, …, which timm cannot convert "
+                    f"to {self.name} ({error}); give weights of this tower, {OTHERS}."
+                ) from None
+            shapes = {name: tensor.shape for name, tensor in weights.items() if name in converted}
+            return converted, [name for name in shapes if shapes[name] != converted[name].shape]
+
+        return load_tower(self.tower, self.name, source, convert)
+
+    def _tokens(self, images: torch.Tensor) -> torch.Tensor:
+        tokens = self.tower.forward_features(images)
+        # Swin Transformers return (B, H, W, C)
+        return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+
+
+class TextTower(nn.Module):
+    """BERT without its pooling layer, and a projection; `report` states the origin of its weights."""
+
+    def __init__(self, cfg: CfgNode, pretrained: bool):
+        super().__init__()
+        self.tower, self.report = _bert(cfg, pretrained)
+        self.projection = nn.Linear(self.tower.config.hidden_size, cfg.MODEL.EMBED_SIZE)
+
+    def forward(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Token ids (B, L), lengths (B,) on their device or the CPU → word vectors (B, L, C), meaningless beyond a length."""
+        counts = lengths.to(words.device, non_blocking=True)[:, None]
+        mask = torch.arange(words.shape[1], device=words.device) < counts
+        output = self.tower(input_ids=words, attention_mask=mask.long())
+        return self.projection(output.last_hidden_state)
+
+
+def load_tokenizer(cfg: CfgNode) -> Any:
+    """Tokenizer of MODEL.TEXT_TOWER."""
+    name = cfg.MODEL.TEXT_TOWER
+    # without one of these files transformers makes a tokenizer with an empty vocabulary
+    files = [Path(name, file) for file in ("tokenizer.json", "vocab.txt")]
+    if Path(name).is_dir() and not any(map(Path.is_file, files)):
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} is a folder without a tokenizer; give one with a BERT and its tokenizer."
+        )
+    tokenizer, most = _read_pretrained("AutoTokenizer", name), _bert_config(name).vocab_size
+    if len(tokenizer) > most:
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} has a tokenizer of {len(tokenizer)} tokens, but its BERT has {most}; give a folder "
+            "in which they match."
+        )
+    return tokenizer
+
+
+def _bert(cfg: CfgNode, pretrained: bool) -> tuple[Any, str]:
+    """BertModel of MODEL.TEXT_TOWER, and a report of the origin of its weights."""
+    name = cfg.MODEL.TEXT_TOWER
+    config = _bert_config(name)
+    most = config.max_position_embeddings
+    for key in ("MAX_WORDS", "MAX_LONG_WORDS"):
+        if cfg.INPUT[key] > most:
+            raise UserError(
+                f"INPUT.{key} is {cfg.INPUT[key]}, but {name} takes at most {most} words; lower it."
+            )
+    options = {"config": config, "add_pooling_layer": False}
+    if not pretrained:
+        return _transformers().BertModel(**options), ""
+    bert, loading = _read_pretrained("BertModel", name, output_loading_info=True, **options)
+    if missing := sorted(loading["missing_keys"]):
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} is incomplete: {missing[0]}, …, are missing; give another folder or name."
+        )
+    return bert.float(), f"text tower {name}: {len(bert.state_dict())} tensors loaded"
+
+
+def _bert_config(name: str) -> Any:
+    config = _read_pretrained("AutoConfig", name)
+    if config.model_type != "bert":
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but must be a BERT such as 'bert-base-uncased'."
+        )
+    return config
+
+
+def _read_pretrained(kind: str, name: str, **options: Any) -> Any:
+    """`from_pretrained` of a class of transformers, which executes no code of the folder or repository."""
+    load = getattr(_transformers(), kind).from_pretrained
+    try:
+        return load(name, trust_remote_code=False, **options)
+    except Exception as error:  # transformers raises many types of errors
+        failure = (
+            "cannot be read" if Path(name).is_dir() else "is no folder here, and not on the hub"
+        )
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} {failure} ({reason}); give a folder with a BERT and its tokenizer, or a name "
+            "that the Hugging Face hub knows, with network access."
+        ) from None
+
+
+def _transformers() -> ModuleType:
+    """transformers without its reports and progress bars; imported late, since it is slow and optional."""
+    check_extra("The text tower", "seps", {"transformers": "transformers"})
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+class SEPS(nn.Module):
+    """Images and captions → similarities; the network normalises the tokens."""
+
+    float32_matmul: str
+
+    def __init__(self, image_tower: ImageTower, text_tower: TextTower, network: CrossSparseAggrNet):
+        super().__init__()
+        self.image_tower, self.text_tower, self.network = image_tower, text_tower, network
+
+    def forward(
+        self,
+        images: torch.Tensor,
+        captions: torch.Tensor,
+        lengths: torch.Tensor,
+        *long: torch.Tensor,
+    ) -> Similarities:
+        """images (B_v, 3, H, W), token ids of captions (B_t, L), their lengths, `long` both of long captions → (B_v, B_t), in
+        training with masks. In training, several processes compare their own images with the captions of all, B_t of each
+        process. Lengths (B_t,) on the CPU spare a GPU the waiting for their largest."""
+        with torch.no_grad():  # the network passes no gradient to long captions
+            long_texts = [(self.text_tower(*long), long[1])] if long else []
+        tokens = self.image_tower(images)
+        texts = [(self.text_tower(captions, lengths), lengths), *long_texts]
+        if self.training and world_size() > 1:
+            texts = [_gather_texts(*text) for text in texts]
+        return self.network(tokens, *chain(*texts))
+
+
+def _gather_texts(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Word vectors (B, L, C) and lengths (B,) of the captions of all processes, padded to the longest, with gradients. Captions
+    have fewer tokens than images, and whatever is computed once per image is computed in one process only."""
+    lengths = all_gather(lengths)
+    # In float32, as the network reads them, so that their gradients are summed in float32 too.
+    return all_gather(F.pad(words.float(), (0, 0, 0, int(lengths.max()) - words.shape[1]))), lengths
+
+
+def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
+    """Model of a configuration, and a report of the origin of its weights. Without `pretrained` all weights are random, to be
+    filled from a checkpoint."""
+    model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
+    report = f"{image_tower.load(model.PRETRAIN_PATH_T)}\n{text_tower.report}" if pretrained else ""
+    patches, ratios = image_tower.num_patches, (model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO)
+    try:
+        network = CrossSparseAggrNet(
+            model.EMBED_SIZE,
+            patches,
+            *ratios,
+            use_paper_version=model.PAPER_VERSION,
+            top_k=model.TOP_K,
+            use_gumbel_softmax=model.SDTPS_USE_GUMBEL,
+            gumbel_tau=model.SDTPS_GUMBEL_TAU,
+            use_dual_aggr=model.DUAL_AGGR,
+            beta=model.SDTPS_BETA,
+        )
+    except ValueError as error:  # the ratios leave no patch
+        raise UserError(
+            f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO {ratios} do not fit the {patches} patches of "
+            f"{model.TRANSFORMER_TYPE}: {error}"
+        ) from None
+    seps = SEPS(image_tower, text_tower, network)
+    seps.float32_matmul = matmul_library(cfg)
+    return seps, report

@@ -1,0 +1,288 @@
+"""Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import add
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from demo_sdtps.modeling import sdtps
+from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse, aggregation_mlp
+from seps.relevance import HRPA, max_sim, relevance
+
+PAIR_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
+"""Memory of the pairs that are compared at once: a CPU's cache, and enough to use a GPU fully."""
+
+
+class Texts(NamedTuple):
+    """Captions: normalised words (T, L, C), padded with the first word, which does not change a maximum; valid words (T, L);
+    lengths (T,), not necessarily on the words' device; mean of the words before normalisation (T, C)."""
+
+    words: torch.Tensor
+    valid: torch.Tensor
+    lengths: torch.Tensor
+    mean: torch.Tensor
+
+    def block(self, rows: slice) -> "Texts":
+        """Some of the captions, truncated to the longest among them."""
+        words, valid, lengths, mean = (value[rows] for value in self)
+        width = int(lengths.max())
+        return Texts(words[:, :width].contiguous(), valid[:, :width], lengths, mean)
+
+
+class ImageFeatures(NamedTuple):
+    """Features of the images that do not depend on the caption; R branches: of the caption, and of the long caption."""
+
+    patches: torch.Tensor  # (V, N, C)
+    class_token: torch.Tensor  # (V, 1, C) or (V, 0, C), normalised
+    self_cosine: torch.Tensor  # (V, N): of the patches with their mean
+    predicted: (
+        torch.Tensor
+    )  # (V, R, N): the MLPs' parts of the scores; (V, 0, N) in the open version
+    logits: torch.Tensor  # (V, R, N_c, N): of the weights of aggregation
+
+    def block(self, rows: slice) -> "ImageFeatures":
+        """Some of the images."""
+        return ImageFeatures(*(value[rows] for value in self))
+
+
+def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
+    """Checked captions from words (T, L, C) and lengths (T,); the padding is not read. Raises `ValueError`."""
+    # where they are: a GPU would be waited for at every look at them
+    lengths = torch.as_tensor(lengths)
+    fits = words.ndim == 3 and len(words) > 0 and lengths.shape == words.shape[:1]
+    if not fits or not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
+        raise ValueError(
+            f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
+            f"{lengths.tolist()} the number of words of each caption, at least 1."
+        )
+    counts = lengths.to(words.device, non_blocking=True).unsqueeze(1)
+    valid = torch.arange(words.shape[1], device=words.device) < counts
+    words = words.float().masked_fill(~valid.unsqueeze(-1), 0.0)
+    unit = F.normalize(words, dim=-1)
+    unit = torch.where(valid.unsqueeze(-1), unit, unit[:, :1])
+    return Texts(unit, valid, lengths, words.sum(dim=1) / counts)
+
+
+class DualTokenAggregation(nn.Module):
+    """Weights that aggregate the patches selected by the sparse and the dense caption, W_s V_s + W_d V_d: two weight MLPs, one
+    scale. `embed_dim` is C, `out_tokens` N_c."""
+
+    def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
+        super().__init__()
+        self.weight_sparse = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
+        self.weight_dense = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the weights W_s and W_d: (B, S, C) → (B, 2, N_c, S)."""
+        weights = self.weight_sparse, self.weight_dense
+        by_branch = [weight(tokens).transpose(1, 2) * self.scale for weight in weights]
+        return torch.stack(by_branch, dim=1)
+
+
+class CrossSparseAggrNet(nn.Module):
+    """Similarity of every image with every caption; patches are selected and aggregated for each pair.
+
+    `embed_size` is C, `num_patches` N. The paper version scores patches with MLPs and min-max normalised cosines, aggregates
+    the selections of the sparse and the long ("dense") caption (`use_dual_aggr`) and matches them with the sparse caption. The
+    open version scores by cosines and sums the relevances of both captions. The attribute `chunk` is the number of pairs that
+    are aggregated at once (None: by the device).
+
+    Raises `ValueError` for ratios that leave no token.
+    """
+
+    def __init__(
+        self,
+        embed_size: int = 512,
+        num_patches: int = 196,
+        sparse_ratio: float = 0.5,
+        aggr_ratio: float = 0.4,
+        use_paper_version: bool = False,
+        top_k: int = 5,
+        use_gumbel_softmax: bool = False,
+        gumbel_tau: float = 1.0,
+        use_dual_aggr: bool = True,
+        beta: float = 0.25,
+    ):
+        super().__init__()
+        out_tokens = sdtps.aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
+        self.num_patches, self.keep = num_patches, sdtps.kept_tokens(num_patches, sparse_ratio)
+        self.use_paper_version, self.beta = use_paper_version, beta
+        self.chunk: int | None = None
+        # weights and aggregated tokens in float32, about three times each
+        self.pair_bytes = 12 * out_tokens * (num_patches + embed_size)
+        self.gumbel_tau = gumbel_tau if use_gumbel_softmax else None
+        self.is_dual = use_paper_version and use_dual_aggr
+        if use_paper_version:
+            self.sparse_net_cap = TokenSparse(embed_size, self.keep)
+            self.sparse_net_long = TokenSparse(embed_size, self.keep)
+        aggregation = DualTokenAggregation if self.is_dual else TokenAggregation
+        self.aggr_net = aggregation(embed_size, out_tokens)
+        self.hrpa = HRPA(use_paper_version, top_k)
+
+    def forward(
+        self,
+        img_embs: torch.Tensor,
+        cap_embs: torch.Tensor,
+        cap_lens: torch.Tensor | Sequence[int],
+        long_cap_embs: torch.Tensor | None = None,
+        long_cap_lens: torch.Tensor | Sequence[int] | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]:
+        """Image tokens (B_v, N or 1 + N, C), captions (B_t, L, C) with lengths (B_t,), optionally long captions likewise →
+        similarities (B_v, B_t), in training (similarities, masks).
+
+        Masks are (B_t, B_v, N): in the open version the sum over the captions, in the paper version a tuple of the sparse and
+        optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
+        """
+        if (long_cap_embs is None) != (long_cap_lens is None):
+            raise ValueError("Give both long_cap_embs and long_cap_lens, or neither.")
+        texts = [as_texts("cap", cap_embs, cap_lens)]
+        if long_cap_embs is not None and long_cap_lens is not None:
+            # As in the published code, long captions receive no gradient: they select patches and train the images.
+            texts.append(as_texts("long_cap", long_cap_embs.detach(), long_cap_lens))
+            if len(long_cap_embs) != len(cap_embs):
+                raise ValueError(
+                    "The numbers of captions and long captions differ; give one for each."
+                )
+        images = self._images(img_embs, branches=len(texts) if self.is_dual else 1)
+        with torch.autocast(img_embs.device.type, enabled=False):
+            similarities, masks = self._all_pairs(images, texts)
+        if not self.training:
+            return similarities
+        return similarities, masks if self.use_paper_version else masks[0]
+
+    def _images(self, tokens: torch.Tensor, branches: int) -> ImageFeatures:
+        """Features of the image tokens (V, N or 1 + N, C) that do not depend on the caption, for R branches."""
+        prefix = tokens.shape[1] - self.num_patches if tokens.ndim == 3 and len(tokens) else None
+        if prefix not in (0, 1):
+            raise ValueError(
+                f"The image tokens are {tuple(tokens.shape)}, but must be (images, tokens, width), not empty, of "
+                f"{self.num_patches} patches, optionally after a class token."
+            )
+        class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
+        logits = self.aggr_net.logits(patches)
+        logits = logits[:, :branches] if self.is_dual else logits.unsqueeze(1)
+        nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
+        self_cosine = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
+        class_token = F.normalize(class_token.float(), dim=-1)
+        predicted = [sdtps.predict(net.score_predictor, patches) for net in nets[:branches]]
+        return ImageFeatures(
+            patches.float(),
+            class_token,
+            self_cosine,
+            torch.stack(predicted or [self_cosine], dim=1),
+            logits.float().contiguous(),
+        )
+
+    def _all_pairs(
+        self, images: ImageFeatures, texts: list[Texts]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Similarities (V, T) and, in training, masks (T, V, N) of each branch; in blocks of pairs."""
+        count, total = len(images.patches), len(texts[0].words)
+        memory = PAIR_BYTES.get(images.patches.device.type, PAIR_BYTES["cuda"])
+        chunk = self.chunk or max(1, memory // self.pair_bytes)
+        # Many captions rather than many images: the tokens of one image need no copy for the matrix products.
+        wide = min(total, chunk)
+        tall = chunk // wide
+        columns, mask_columns = [], []
+        for block in blocks(total, wide):
+            some_texts = [text.block(block) for text in texts]
+            rows = [self._match(images.block(some), some_texts) for some in blocks(count, tall)]
+            columns.append(torch.cat([similarity for similarity, _ in rows]))
+            # of a thousand images and five thousand captions the masks are gigabytes
+            if self.training:
+                branches = zip(*(masks for _, masks in rows), strict=True)
+                mask_columns.append([torch.cat(masks, dim=1) for masks in branches])
+        masks = tuple(map(torch.cat, zip(*mask_columns, strict=True)))
+        return torch.cat(columns, dim=1), masks
+
+    def _match(
+        self, images: ImageFeatures, texts: list[Texts]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Similarities (V, T) and masks (T, V, N) of a block of pairs."""
+        guidance = [sdtps.cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
+        if self.use_paper_version:
+            guidance = [sdtps.min_max(cosine) for cosine in (*guidance, images.self_cosine)]
+            weights = (*(1.0 for _ in texts), 2.0)  # the image itself has weight two
+            scores = [
+                sdtps.guided_score(predicted, guidance, weights, self.beta)
+                for predicted in images.predicted.unbind(dim=1)
+            ]
+            return self._compare(images, scores, texts[0])
+        branches = [
+            self._compare(images, [images.self_cosine + cosine], text)
+            for cosine, text in zip(guidance, texts, strict=True)
+        ]
+        masks = reduce(add, (mask for _, (mask,) in branches))
+        return reduce(add, (similarity for similarity, _ in branches)), [masks]
+
+    def _compare(
+        self, images: ImageFeatures, scores: list[torch.Tensor], text: Texts
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Select by the scores (T, V, N) of each branch, aggregate, match with the words → (V, T), masks (T, V, N)."""
+        tau = self.gumbel_tau if self.training else None
+        decisions = [sdtps.select(score, self.keep, tau)[1] for score in scores]
+        extra_weights = reduce(add, map(sdtps.dropped_weights, scores, decisions)) / len(scores)
+        merged_of_words, merged_of_tokens = match_merged(images, decisions, text)
+        extra = F.normalize(extra_weights.transpose(0, 1) @ images.patches, dim=-1)
+        singles = [
+            torch.einsum("vpc,tlc->vtlp", images.class_token, text.words),
+            torch.einsum("vtc,tlc->vtl", extra, text.words).unsqueeze(-1),
+        ]
+        single_of_words, single_of_tokens = max_sim(torch.cat(singles, dim=-1))
+        of_words = torch.maximum(merged_of_words, single_of_words)
+        of_tokens = torch.cat([merged_of_tokens, single_of_tokens], dim=-1)
+        settings = self.hrpa.relevance_mlp, self.hrpa.top_k
+        return relevance(of_words, of_tokens, text.valid, None, *settings), decisions
+
+
+def match_merged(
+    images: ImageFeatures, decisions: list[torch.Tensor], text: Texts
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Aggregate the patches selected for every pair and match them with the words: decisions (T, V, N) of each branch → maxima
+    of words (V, T, L) and of aggregated tokens (V, T, N_c)."""
+    # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
+    by_branch = []
+    for logits, decision in zip(images.logits.unbind(dim=1), decisions, strict=True):
+        mask = sdtps.log_mask(decision).transpose(0, 1).contiguous()
+        by_branch.append((logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1))
+    weights = reduce(add, by_branch)
+    merged = (weights.flatten(1, 2) @ images.patches).unflatten(1, weights.shape[1:3])
+    # Batched by caption, so that the tokens of one image need no copy; the norms divide the products, which are fewer.
+    products = merged.transpose(0, 1).flatten(1, 2) @ text.words.mT
+    products = products.unflatten(1, (len(merged), -1)).transpose(0, 1)
+    norms = merged.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    return max_sim((products / norms).mT)
+
+
+def blocks(count: int, size: int) -> Iterator[slice]:
+    """`count` rows in blocks of at most `size`."""
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+def create_seps_model(
+    embed_size: int = 512,
+    num_patches: int = 196,
+    sparse_ratio: float = 0.5,
+    aggr_ratio: float = 0.4,
+    use_paper_version: bool = False,
+    use_gumbel_softmax: bool = False,
+    gumbel_tau: float = 1.0,
+) -> CrossSparseAggrNet:
+    """`CrossSparseAggrNet` with the arguments of the published code."""
+    return CrossSparseAggrNet(
+        embed_size,
+        num_patches,
+        sparse_ratio,
+        aggr_ratio,
+        use_paper_version,
+        use_gumbel_softmax=use_gumbel_softmax,
+        gumbel_tau=gumbel_tau,
+    )
+
+
+SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)

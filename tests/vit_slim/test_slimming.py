@@ -1,0 +1,339 @@
+"""Slimming between the blocks of every kind of backbone beside a slow version: values, gradients, and what is kept."""
+
+from functools import partial
+
+import pytest
+import timm
+import torch
+from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, backbone_cfg, disturb
+from numeric import assert_close, shift_seed
+from sdtps_cases import assert_gradients_equal
+from slim_models import attention, cross_entropy, distinctness, nudge, probe_gradients, supervised
+from timm.models.vision_transformer import ParallelScalingBlock
+from tiny import CAMERAS, random_images, tiny_cfg
+
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.evaluation.attention import CLASS_TOKEN, attention_weights
+from demo_sdtps.modeling.backbones import clip, make_backbone
+from demo_sdtps.modeling.demo import make_slimming, slim_backbone
+from tests.reference import slim as reference
+from vit_slim.scores import Distinctness
+from vit_slim.stage import remaining_patches, run_stage, sum_of_present
+from vit_slim.state import State, scatter_tokens
+
+BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
+DEPTH = 3
+SCORE = (384, 64, 384, 64)
+"""Lengths of the sums of what is computed in float32, at most: cosines, or logits and softmax, and those of the means."""
+PLAIN = ("MODEL.SIE_CAMERA", False, "MODEL.DROP_PATH", 0, "INPUT.JOINT_AUGMENTATION", True)
+EVIT = "studies.baselines:EViT"
+
+
+def build(name, blocks, keep, *opts):
+    """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
+    stages = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep)
+    opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "distinctness", *opts)))
+    torch.manual_seed(shift_seed())
+    if name in ("test_vit", "CLIP"):
+        kind = ["MODEL.PATCH_SIZE", 16]
+        if name == "CLIP":
+            kind = ["MODEL.TRANSFORMER_TYPE", "ViT-B-16", "MODEL.PATCH_SIZE", 0]
+        cfg = tiny_cfg("MODEL.STRIDE_SIZE", "[16,16]", *kind, *opts)
+    else:
+        cfg = backbone_cfg(name, *opts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clip, "NAME_IN_TIMM", "test_vit")
+        backbone = make_backbone(cfg, CAMERAS)
+    backbone.vit.blocks = backbone.vit.blocks[:DEPTH]
+    slimming = make_slimming(cfg, backbone) if cfg.MODEL.SLIM_BLOCKS else None
+    return cfg, disturb(backbone).double(), slimming and disturb(slimming).double()
+
+
+def draw(cfg, batch=2):
+    images, _ = random_images(1, batch, tuple(cfg.INPUT.SIZE_TRAIN))
+    return {modality: image.double().requires_grad_() for modality, image in images.items()}
+
+
+def run_stem(backbone, images, stop):
+    cameras = torch.zeros(sum(map(len, images.values())), dtype=torch.long)
+    stem = backbone.stem(torch.cat(list(images.values())), cameras, stop)
+    return dict(zip(images, stem.chunk(len(images)), strict=True))
+
+
+def sum_over_modalities(score):
+    """The sum over the modalities, of which `images` has as many rows each."""
+
+    def total(call, row, index, layer, images):
+        batch = len(images) // len(MODALITIES)
+        rows = range(row % batch, len(images), batch)
+        parts = [score(call, other, index, layer, images) for other in rows]
+        return [sum(values) for values in zip(*parts, strict=True)]
+
+    return total
+
+
+def slow(cfg, backbone, slimming, images, stages):
+    """Patches and class tokens of all modalities, one after the other."""
+    scores = {
+        "distinctness": distinctness,
+        "supervised": supervised(slimming, MODALITIES),
+        EVIT: attention,
+    }
+    score = scores[cfg.MODEL.SLIM_SCORE]
+    score = sum_over_modalities(score) if cfg.MODEL.SLIM_SHARED else score
+    rows = torch.cat(list(images.values()))
+
+    def bump(call, row, index, place):
+        stage, batch = stages[slimming.blocks.index(index)], len(rows) // len(MODALITIES)
+        kept, scores = (
+            by_modality[MODALITIES[row // batch]][row % batch]
+            for by_modality in (stage.kept, stage.score)
+        )
+        return nudge(kept, scores, place)
+
+    return reference.run(
+        backbone.vit,
+        "blocks",
+        lambda vit: backbone(rows, torch.zeros(len(rows), dtype=torch.long)),
+        {
+            index: (share, score)
+            for index, share in zip(slimming.blocks, slimming.keep, strict=True)
+        },
+        backbone.vit.num_prefix_tokens,
+        merge=cfg.MODEL.SLIM_MERGE,
+        nudge=bump,
+        weigh=list if cfg.MODEL.SLIM_SCORE == EVIT else None,
+    )
+
+
+LARGE = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "keep", "score", "is_shared", "merge"),
+    [
+        ("test_vit", "[1,2]", "[0.5,0.5]", "supervised", True, True),
+        ("test_vit", "[1,2]", "[0.5,0.5]", "supervised", False, False),
+        ("CLIP", "[1]", "[0.5]", "distinctness", True, True),
+        (EVA02, "[0,1]", "[0.6,1.0]", "distinctness", False, False),
+        (DINOV3, "[0,2]", "[0.7,0.5]", EVIT, False, True),
+        pytest.param(REGISTERS, "[0,2]", "[0.7,0.5]", EVIT, False, True, marks=LARGE),
+        pytest.param(MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True, marks=LARGE),
+    ],
+)
+def test_values_and_gradients_are_those_of_the_slow_version(
+    name, blocks, keep, score, is_shared, merge
+):
+    settings = ("SCORE", score), ("SHARED", is_shared), ("MERGE", merge)
+    opts = [word for key, value in settings for word in (f"MODEL.SLIM_{key}", value)]
+    cfg, backbone, slimming = build(name, blocks, keep, *opts)
+    images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
+    actual = slim_backbone(slimming, backbone, run_stem(backbone, images, slimming.blocks[0]))
+    named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
+    ours, theirs = (
+        torch.cat([patches, class_tokens.unsqueeze(1)], dim=1)
+        for patches, class_tokens in (
+            [
+                torch.cat(list(by_modality.values()))
+                for by_modality in (actual.tokens, actual.class_tokens)
+            ],
+            slow(cfg, backbone, slimming, images, actual.stages),
+        )
+    )
+    assert_close(ours, theirs, *SCORE)
+    gradients = probe_gradients(ours, named), probe_gradients(theirs, named)
+    assert_gradients_equal(*gradients, (*SCORE, *SCORE))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_keeping_all_is_the_dense_backbone(name):
+    """Bit by bit, as no token moves."""
+    cfg, backbone, slimming = build(name, "[0,2]", "[1.0,1.0]")
+    images = draw(cfg)
+    actual = slim_backbone(slimming, backbone, run_stem(backbone, images, 0))
+    patches, class_tokens = backbone(
+        torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long)
+    )
+    assert torch.equal(torch.cat(list(actual.tokens.values())), patches)
+    assert torch.equal(torch.cat(list(actual.class_tokens.values())), class_tokens)
+    assert all(
+        stage.mask(modality, backbone.num_patches).all()
+        for stage in actual.stages
+        for modality in MODALITIES
+    )
+
+
+def test_the_stages_record_what_they_scored_and_kept():
+    cfg, backbone, slimming = build(DINOV3, "[0,2]", "[0.6,0.5]", "MODEL.SLIM_SHARED", "False")
+    actual = slim_backbone(slimming, backbone, run_stem(backbone, draw(cfg, 3), 0))
+    first, second = actual.stages
+    assert slimming.counts(6) == (4, 2) and backbone.num_patches == 6
+    for modality in MODALITIES:
+        assert first.scored[modality].tolist() == [list(range(6))] * 3
+        assert torch.equal(second.scored[modality], first.kept[modality])
+        for stage, count in zip(actual.stages, slimming.counts(6), strict=True):
+            mask = stage.mask(modality, 6)
+            assert mask.shape == (3, 6) and mask.dtype == torch.float32
+            for row in range(3):
+                ranked = stage.scored[modality][row][
+                    stage.score[modality][row].argsort(descending=True, stable=True)
+                ]
+                kept = stage.kept[modality][row].tolist()
+                assert (
+                    kept
+                    == sorted(ranked[:count].tolist())
+                    == mask[row].nonzero().flatten().tolist()
+                )
+
+
+def test_dropped_patches_far_below_the_best_still_make_a_mean():
+    """As logits are, that differ by hundreds in sum."""
+    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "supervised")
+    with torch.no_grad():
+        for head in slimming.scores[0].heads.values():
+            head[3].weight.mul_(1e4)
+    block_inputs = []
+    backbone.vit.blocks[1].register_forward_pre_hook(
+        lambda _, inputs: block_inputs.append(inputs[0])
+    )
+    actual = slim_backbone(slimming, backbone, stem := run_stem(backbone, draw(cfg), 1))
+    score = actual.stages[0].score["RGB"]
+    assert (score.amax(dim=1) - score.amin(dim=1)).min() > 1000
+    for row, extra in enumerate(block_inputs[0][:2, -1]):
+        others = sorted(set(range(8)) - set(actual.stages[0].kept["RGB"][row].tolist()))
+        patches = stem["RGB"][row, 1:][others]
+        weights = (score[row, others] - score[row, others].max()).double().exp()
+        assert_close(extra, weights @ patches / weights.sum(), 8, 8)
+
+
+def test_the_loss_against_masks():
+    """Binary cross-entropy written out, its mean over patches, images, modalities and stages, 0 for a missing image, times
+    its weight once."""
+    opts = (
+        "MODEL.SLIM_SCORE",
+        "supervised",
+        "MODEL.SLIM_LOSS_WEIGHT",
+        0.3,
+        "MODEL.SLIM_SHARED",
+        False,
+    )
+    cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.5,0.5]", *opts)
+    images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
+    stem = run_stem(backbone, images, 1)
+    present = {name: torch.ones(2, 3, 1, 1) for name in MODALITIES}
+    present["TI"][1] = 0
+    actual = slim_backbone(slimming.train(), backbone, stem, present, shares)
+    terms = [
+        cross_entropy(stage.score[name][row], shares[row, stage.scored[name][row]])
+        if present[name][row].any()
+        else [0.0]
+        for stage in actual.stages
+        for name in MODALITIES
+        for row in range(2)
+    ]
+    # Stages have unlike numbers of patches: first the mean of each.
+    expected = 0.3 * sum(sum(row_terms) / len(row_terms) for row_terms in terms) / len(terms)
+    assert_close(actual.loss, [expected], 2, 2 * 8, len(MODALITIES), 2)
+    learning = [*slimming.parameters(), images["NI"]]
+    gradients = torch.autograd.grad(actual.loss.sum(), learning, retain_graph=True)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    assert slim_backbone(slimming, backbone, stem).loss is None
+    assert slim_backbone(slimming.eval(), backbone, stem, foreground=shares).loss is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_keep_their_type(dtype):
+    """The mean of the dropped ones is computed in float32; a grid takes tokens of another type, as autocast makes them."""
+    tokens = torch.randn(2, 9, 8).to(dtype)
+    step = run_stage(tokens, State((2, 4)), Distinctness(8, (2, 4)), keep=3)
+    assert step.values.dtype == dtype and step.values.shape == (2, 1 + 3 + 1, 8)
+    places = step.record.kept["image"]
+    grid = scatter_tokens(torch.zeros(2, 8, 8), places, step.values[:, 1:4])
+    assert grid.dtype == torch.float32
+    assert torch.equal(grid[torch.arange(2)[:, None], places], step.values[:, 1:4].float())
+
+
+@torch.no_grad()
+def test_tokens_leave_a_backbone_of_half_precision_as_images_come():
+    """Also through CLIP's projection, whose product is in half precision."""
+    cfg, backbone, slimming = build("CLIP", "[1]", "[0.5]")
+    half = backbone.float().eval().cast_for_inference(torch.bfloat16)
+    images = {name: image.float() for name, image in draw(cfg).items()}
+    output = slim_backbone(slimming.float().eval(), half, run_stem(half, images, 1))
+    tokens = [*output.tokens.values(), *output.class_tokens.values()]
+    assert {each.dtype for each in tokens} == {torch.float32}
+
+
+def test_the_sum_of_scores_is_that_of_what_a_triplet_has():
+    """Of all where it has nothing; none is missing where nothing is known."""
+    scores = {name: torch.full((4, 2), 10.0**place) for place, name in enumerate(MODALITIES)}
+    missing = {"NI": [0, 1, 0, 1], "RGB": [0, 0, 1, 1], "TI": [0, 0, 1, 1]}
+    missing = {name: torch.tensor(rows)[:, None] > 0 for name, rows in missing.items()}
+    assert sum_of_present(scores, missing)[:, 0].tolist() == [111, 101, 10, 111]
+    assert sum_of_present(scores, {})[:, 0].tolist() == [111] * 4
+
+
+def test_less_than_one_patch_is_refused():
+    with pytest.raises(
+        UserError, match=r"keep is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it"
+    ):
+        remaining_patches(8, [0.5, 0.2])
+
+
+def block_weights(backbone, values, state, queries=slice(None)):
+    more = backbone.block_arguments()[1]
+    rope = (state.arguments(values, more) if state else more).get("rope")
+    return attention_weights(backbone.vit.blocks[1], values, queries, rope)
+
+
+CHANGED = {
+    "q/k norm": ("test_vit", {"qk_norm": True}),
+    "post norm": (EVA02, {"use_post_norm": True}),
+}
+
+
+@pytest.mark.parametrize("name", [*BACKBONES, *CHANGED])
+def test_class_attention_is_what_the_block_computes(name, monkeypatch):
+    """Captured from timm's own attention in its plain form."""
+    known, changes = CHANGED.get(name, (name, {}))
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, **changes))
+    cfg, backbone, _ = build(known, "[]", "[]")
+    backbone.fused_attention = False
+    stem = backbone.stem(torch.cat(list(draw(cfg).values())), torch.zeros(6, dtype=torch.long), 1)
+    places = torch.stack([torch.randperm(backbone.num_patches)[:3].sort().values for _ in range(6)])
+    prefix = backbone.vit.num_prefix_tokens
+    few = torch.cat(
+        [
+            stem[:, :prefix],
+            torch.stack([row[prefix:][place] for row, place in zip(stem, places, strict=True)]),
+            torch.randn_like(stem[:, :2]),
+        ],
+        dim=1,
+    )
+    slimmed = State(backbone.grid_size, positions=places, extra=2)
+    for values, state in ((stem, None), (few, slimmed)):
+        attentions = []
+        weights = backbone.vit.blocks[1].attn.attn_drop
+        handle = weights.register_forward_pre_hook(
+            lambda _, inputs, attentions=attentions: attentions.append(inputs[0])
+        )
+        with backbone.ready(torch.device("cpu")):
+            backbone.run_blocks(values, state, 1, 2)
+            actual = block_weights(backbone, values, state, CLASS_TOKEN).squeeze(2)
+        handle.remove()
+        assert actual.dtype == torch.float32 and not actual.requires_grad
+        assert actual.shape == (6, backbone.vit.blocks[1].attn.num_heads, values.shape[1])
+        assert_close(actual, attentions[0][:, :, 0], *SCORE)
+        with backbone.ready(torch.device("cpu")):
+            assert_close(block_weights(backbone, values, state), attentions[0], *SCORE)
+
+
+def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock)
+    )
+    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", EVIT)
+    stem = run_stem(backbone, draw(cfg), 1)
+    with pytest.raises(UserError, match=r"a baseline, which reads .* \(ParallelScalingBlock\)"):
+        slim_backbone(slimming, backbone, stem)
+    assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)

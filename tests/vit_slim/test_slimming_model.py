@@ -1,0 +1,300 @@
+"""Slimming in the whole model: missing modalities, chunks, the modules after it, precision, position maps."""
+
+from itertools import count
+
+import pytest
+import torch
+from choices import margins
+from compilers import COMPILES, IN_THE_COMPILER
+from numeric import assert_close, assert_order, generator, tolerance
+from tiny import (
+    CAMERAS,
+    CLASSES,
+    ENCODER,
+    PATCHES,
+    SHALLOW,
+    WIDTH,
+    pairs,
+    random_images,
+    tiny_cfg,
+    tiny_model,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
+from demo_sdtps.evaluation.extraction import encode_cases
+from demo_sdtps.evaluation.operations import count_macs, hdm_tokens
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.inference import inference
+from demo_sdtps.modeling.losses import total_loss
+from tests.reference.patch_scores import distinctness
+from vit_slim.scores import SCORES
+
+SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
+COUNTS = (16, 12)
+PLAIN = ("MODEL.USE_SDTPS", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_AUGMENTATION", "True")
+FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
+CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
+SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
+"""Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
+QUICKEST = ("saliency", "supervised")
+EVIT, TOME, MCTF = (f"studies.baselines:{name}" for name in ("EViT", "ToMe", "MCTF"))
+
+
+def every(*scores, quickest=QUICKEST):
+    slow = [
+        pytest.param(score, marks=pytest.mark.slow) for score in scores if score not in quickest
+    ]
+    return pytest.mark.parametrize("score", [*quickest, *slow])
+
+
+def slim_model(score="distinctness", *opts):
+    shared = ("MODEL.SLIM_SHARED", score != TOME)
+    return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *shared, *opts)
+
+
+def random_masks(images, seed=0):
+    draws = torch.rand(images["RGB"][:, :1].shape, generator=generator(seed))
+    return (draws > 0.5).float()
+
+
+def exact(images):
+    """In float64, where the tokens have no roundings that change what is kept."""
+    return {name: image.double() for name, image in images.items()}
+
+
+def warm_up(model, seed=7):
+    """A few batches for maps and BatchNorms."""
+    model.train()
+    with torch.no_grad():
+        for step in range(3):
+            images, cameras = random_images(seed + step)
+            model(images, cameras, foreground=random_masks(images))
+    return model.eval()
+
+
+def alike(one, other):
+    """Which triplets (B,) keep the same patches in two encodings; those of the others differ by roundings of the score."""
+    actual = torch.ones(len(one.context.tokens["RGB"]), dtype=torch.bool)
+    for stage, same in zip(one.stages, other.stages, strict=True):
+        for name in MODALITIES:
+            for row in (
+                (actual & (stage.kept[name] != same.kept[name]).any(dim=1)).nonzero().flatten()
+            ):
+                scores = stage.score[name][row]
+                order = torch.searchsorted(stage.scored[name][row], same.kept[name][row])
+                allowed = tolerance(*SCORE, *SCORE) * float(scores.abs().max())
+                assert_order(order[scores[order].argsort(descending=True)], -scores, allowed)
+                actual[row] = False
+    return actual
+
+
+@every(*SCORES, EVIT)
+@torch.no_grad()
+def test_every_case_of_missing_modalities(score):
+    """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
+    model = warm_up(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
+    images, _ = random_images(1, batch=5)
+    images, cameras = exact(images), torch.tensor([3, 1, 1, 3, 1])
+    together = encode_cases(model, images, cameras, CASES)
+    for missing, actual in zip(CASES, together, strict=True):
+        zeroed = images | {name: torch.zeros_like(images[name]) for name in missing}
+        noise = images | {name: torch.randn_like(images[name]) for name in missing}
+        (of_noise,) = encode_cases(model, noise, cameras, [missing])
+        for other in (model.forward_features(zeroed, cameras), of_noise):
+            rows = alike(actual, other)
+            for attribute in ("tokens", "global_feats"):
+                one, same = (getattr(each.context, attribute) for each in (other, actual))
+                for name in MODALITIES:
+                    assert_close(one[name][rows], same[name][rows], *SCORE, *SCORE)
+        assert all(actual.context.missing[name].eq(name in missing).all() for name in MODALITIES)
+        kept = actual.stages[-1].kept
+        assert all(actual.context.positions[name] is kept[name] for name in MODALITIES)
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "own"])
+def test_triplets_of_a_batch_miss_different_modalities(is_shared):
+    """Values, loss and gradients in training are those of each triplet alone, whose missing images count for nothing."""
+    opts = ("MODEL.SLIM_SHARED", is_shared, "MODEL.USE_SDTPS", True)
+    model = warm_up(slim_model("supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
+    model.slimming.train()
+    images, cameras = random_images(8, batch=len(CASES))
+    images, masks = exact(images), random_masks(images).double()
+    for row, case in enumerate(CASES):
+        for name in case:
+            images[name][row] = 0
+    images["NI"].requires_grad_()
+    together = model.forward_features(images, cameras, masks)
+    alone = [
+        model.forward_features(
+            {name: image[row : row + 1] for name, image in images.items()},
+            cameras[row : row + 1],
+            masks[row : row + 1],
+        )
+        for row in range(len(CASES))
+    ]
+    for name in MODALITIES:
+        for stage, *stages in zip(
+            together.stages, *(single.stages for single in alone), strict=True
+        ):
+            assert torch.equal(stage.kept[name], torch.cat([other.kept[name] for other in stages]))
+        tokens = torch.cat([single.context.tokens[name] for single in alone])
+        assert_close(together.context.tokens[name], tokens, *SCORE, *SCORE)
+        scores = torch.cat([model.select_patches(single.context)[name].score for single in alone])
+        assert_close(model.select_patches(together.context)[name].score, scores, *SCORE, *SCORE)
+    loss = torch.stack([single.loss for single in alone]).mean(dim=0)
+    assert_close(together.loss, loss, *SCORE)
+    weight = model.slimming.scores[0].heads["NI"][-1].weight
+    (expected,) = torch.autograd.grad(loss, weight)
+    actual, of_images = torch.autograd.grad(together.loss, [weight, images["NI"]])
+    assert_close(actual, expected, *SCORE, *SCORE)
+    reached = of_images.flatten(1).any(dim=1)
+    assert reached.tolist() == ["NI" not in case for case in CASES]
+
+
+@torch.no_grad()
+def test_absent_modalities_have_no_say_in_a_shared_set():
+    """The first stage's set is that of the summed distinctness of the others, written out."""
+    model = slim_model().eval().double()
+    images, cameras = random_images(2)
+    images = exact(images)
+    stem = model.backbone.stem(torch.cat(list(images.values())), cameras.repeat(3), 1)
+    patches = stem[:, 1:].unflatten(0, (3, 4))
+    for missing in CASES:
+        (encoded,) = encode_cases(model, images, cameras, [missing])
+        for row in range(4):
+            scores = sum(
+                torch.tensor(distinctness(patches[index, row]), dtype=torch.double)
+                for index, name in enumerate(MODALITIES)
+                if name not in missing
+            )
+            first, *others = (encoded.stages[0].kept[name][row] for name in MODALITIES)
+            assert len(first) == COUNTS[0] and all(torch.equal(first, other) for other in others)
+            allowed = tolerance(*SCORE) * len(MODALITIES)
+            assert_order(first[scores[first].argsort(descending=True)], -scores, allowed)
+
+
+@pytest.mark.parametrize(
+    "opts",
+    [
+        ("MODEL.USE_SDTPS", "True"),
+        FUSION,
+        ("MODEL.STRIDE_SIZE", "[6, 5]", "MODEL.USE_SDTPS", "True", *FUSION),
+    ],
+    ids=" ".join,
+)
+def test_the_modules_after_it_see_the_remaining_patches(opts):
+    model = slim_model("distinctness", *opts)
+    count = model.slimming.counts(model.backbone.num_patches)[-1]
+    images, cameras = random_images(4)
+    outputs = pairs(model.train()(images, cameras))
+    assert all(output.isfinite().all() for output in outputs)
+    sum(output.sum() for output in outputs[::2]).backward()
+    context = model.eval().forward_features(images, cameras).context
+    assert all(tokens.shape[1] == count for tokens in context.tokens.values())
+    expected = count
+    if model.sdtps:
+        expected = int(count * 0.4 * 0.5) + 1
+        assert model.select_patches(context)["TI"].tokens.shape[1] == expected
+    if model.hdm:
+        assert hdm_tokens(model) == 1 + expected
+
+
+def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
+    stage = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.125]")
+    with pytest.raises(UserError, match="SDTPS_AGGR_RATIO do not fit: 4 patches"):
+        slim_model("distinctness", "MODEL.USE_SDTPS", "True", *stage)
+
+
+@every(*SCORES, EVIT, TOME, MCTF, quickest=())
+def test_a_training_step_waits_for_no_value_of_a_tensor(score):
+    """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
+    model = slim_model(score, *FUSION).train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        images = {name: torch.randn(4, 3, 64, 32, requires_grad=True) for name in MODALITIES}
+        cameras, masks = torch.zeros(4, dtype=torch.long), torch.rand(4, 1, 64, 32)
+        outputs = model(images, cameras, foreground=masks)
+        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
+        (gradient,) = torch.autograd.grad(loss, images["NI"])
+    assert gradient.shape == (4, 3, 64, 32)
+
+
+@every(*SCORES, EVIT, TOME, MCTF)
+def test_bfloat16_is_near_float32(score):
+    """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
+    model = warm_up(slim_model(score))
+    images, cameras = random_images(10)
+    with inference(model, None):
+        exact = model(images, cameras)
+    with inference(model, torch.bfloat16):
+        half = model(images, cameras)
+    assert exact.dtype == half.dtype and half.isfinite().all()
+    assert torch.cosine_similarity(exact, half).min() > 0.9  # single patches may change
+    model.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = model(images, cameras, foreground=random_masks(images))
+        labels = torch.tensor([0, 0, 1, 1])
+        loss, parts = total_loss(tiny_cfg(), outputs, labels, model.head_weights)
+    loss.backward()
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
+    assert ("auxiliary" in parts) == (score in ("supervised", "self_supervised"))
+
+
+def test_frozen_backbones_leave_the_heads_to_learn():
+    model = slim_model("supervised", "MODEL.FROZEN", "True").train()
+    images, _ = random_images(11)
+    cameras = torch.zeros(4, dtype=torch.long)
+    model(images, cameras, foreground=random_masks(images)).auxiliary.backward()
+    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert reached >= {name for name, _ in model.named_parameters() if name.startswith("slimming.")}
+    assert not any(name.startswith("backbone.vit.") for name in reached)
+
+
+def test_slimming_saves_operations_and_adds_nothing_without_blocks():
+    cfgs = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", EVIT)
+    dense, slim = (make_model(cfg, CLASSES, CAMERAS) for cfg in cfgs)
+    macs = [count_macs(cfg, model)[""] for cfg, model in zip(cfgs, (dense, slim), strict=True)]
+    assert 0.4 * macs[0] < macs[1] < 0.75 * macs[0]
+    assert dense.slimming is None and list(dense.state_dict()) == list(slim.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@IN_THE_COMPILER
+@COMPILES
+def test_compiled_slimming_is_eager_slimming():
+    eager, compiled = (warm_up(slim_model("supervised")) for _ in range(2))
+    compiled.backbone.compile_blocks()
+    for seed in count(12):  # until patches are chosen clearly
+        images, cameras = random_images(seed)
+        with inference(eager, None), margins() as actual:
+            features = [eager(images, cameras)]
+        if min(actual) > tolerance(*2 * ENCODER):
+            break
+    with inference(compiled, None):
+        features.append(compiled(images, cameras))
+    assert_close(*features, *ENCODER, *ENCODER)
+    gradients = []
+    for model in (eager, compiled):
+        outputs = model.train()(images, cameras, foreground=random_masks(images))
+        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
+        gradients.append(torch.autograd.grad(loss, model.backbone.vit.blocks[0].attn.qkv.weight)[0])
+    assert_close(*gradients, *4 * ENCODER)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_training", [False, True])
+def test_the_model_compiles_as_one_graph(is_training):
+    torch._dynamo.reset()
+    words = ["MODEL.USE_SDTPS", "True", "MODEL.SLIM_BLOCKS", "[0,1]", "MODEL.DEPTH", "2"]
+    model = slim_model("self_supervised", *words).train(is_training)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.set_grad_enabled(is_training):
+        actual, expected = (each(*random_images(1)) for each in (compiled, model))
+    outputs = [pairs(each) if is_training else [each] for each in (actual, expected)]
+    for one, other in zip(*outputs, strict=True):
+        assert_close(one, other.double(), *SHALLOW, *SHALLOW)
