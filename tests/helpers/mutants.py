@@ -31,12 +31,22 @@ LIST, JSON = ROOT / "tests" / "mutants.yml", Path("runs/mutants.json")
 LEAST = 0.9
 LIMIT = 300
 """Seconds after which tests that do not end have noticed."""
-COPIED = {"demo_sdtps", "tests", "tools", "anyio"}  # and a plugin, which pytest imports itself
+COPIED = {
+    "vit_slim",
+    "demo_sdtps",
+    "seps",
+    "synthetic",
+    "studies",
+    "benchmarks",
+    "tests",
+    "tools",
+    "anyio",
+}  # and a plugin, which pytest imports itself
 NOTICED, LIVED, EQUIVALENT = "noticed", "lived", "equivalent"
 
 
 class Mutant(NamedTuple):
-    """The text `before` of a file of the package, which is there once, and `after`, which takes its place; `tests` are words of
+    """The text `before` of a file, which is there once, and `after`, which takes its place; `tests` are words of
     pytest, `reason` why no test can notice, "" where one should."""
 
     file: str
@@ -48,7 +58,7 @@ class Mutant(NamedTuple):
 
     def plant(self, root: Path) -> str:
         """The text of the file in a checkout with the mistake."""
-        text = (root / "demo_sdtps" / self.file).read_text(encoding="utf-8")
+        text = (root / self.file).read_text(encoding="utf-8")
         if (count := text.count(self.before)) != 1:
             raise ValueError(f"{self.file} has the text of {self.name!r} {count} times, not once.")
         return text.replace(self.before, self.after)
@@ -110,7 +120,7 @@ def main() -> int:
         others = shutil.ignore_patterns(".*", "__pycache__", "runs", "data", "build")
         shutil.copytree(ROOT, root, symlinks=True, ignore=others)
         for mutant in progress(random.Random(arguments.seed).sample(mutants, count), "mutants"):
-            result, file = EQUIVALENT, root / "demo_sdtps" / mutant.file
+            result, file = EQUIVALENT, root / mutant.file
             if not mutant.reason:
                 text = file.read_text(encoding="utf-8")
                 file.write_text(mutant.plant(root), encoding="utf-8")
