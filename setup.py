@@ -23,8 +23,6 @@ OPENVINO = [*ONNX, "openvino>=2025.0", "nncf>=2.15"]
 """demo-sdtps export openvino. Not in the development environment: several hundred megabytes."""
 SEARCH = ["lancedb>=0.40", "jinja2>=3.1"]
 """demo-sdtps search."""
-APP = [*SEARCH, "gradio>=6"]
-"""demo-sdtps app. Not in the development environment: gradio needs an older Pillow than constraints.txt has."""
 REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """demo-sdtps report --html, analyse and draw embedding."""
 UMAP = ["umap-learn>=0.5.6"]
@@ -103,7 +101,6 @@ setup(
         "onnx": ONNX,
         "openvino": OPENVINO,
         "search": SEARCH,
-        "app": APP,
         "report": REPORT,
         "umap": UMAP,
         "parquet": PARQUET,

@@ -15,7 +15,6 @@ COMMANDS = {
     "test": ("test", "evaluate a checkpoint: mAP and Rank-1/5/10"),
     "calibrate": ("search:calibrate", "fit the probability of the same identity, and thresholds"),
     "search": ("search", "find the images of a gallery that are most like a query"),
-    "app": ("search:app", "search by a page in the browser"),
     "export": (
         "export:features",
         "write the features of a split: a table, numpy arrays or Parquet",

@@ -1,5 +1,5 @@
-"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html, in a browser
-(app), calibrated (calibrate), and in exported features (rank)."""
+"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html, calibrated
+(calibrate), and in exported features (rank)."""
 
 import argparse
 import re
@@ -99,21 +99,6 @@ def main() -> None:
             from demo_sdtps.reports.search_page import show
 
             show(arguments, result)
-
-
-def app() -> None:
-    parser = search_parser(
-        "Serve a page on this machine: drop one to three images of a query onto it, see their hits in a gallery and the "
-        "patches that the model keeps. Nothing leaves the machine."
-    )
-    host = "address to serve at; 0.0.0.0 lets other machines in (default: 127.0.0.1)"
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
-    cli.add_count(parser, "--port", 7860, "port to serve at")
-    parser.set_defaults(keep_self=True, camera=None)  # what is uploaded is a file of its own
-    arguments, cfg = flags.parse(parser)
-    from demo_sdtps.reports.app import serve
-
-    serve(arguments, cfg)
 
 
 def calibrate() -> None:

@@ -14,8 +14,8 @@ BROWSER, DRIVER = (
 
 
 @contextmanager
-def headless(log=False):
-    """A driver of the system's Chromium, which with `log` notes its requests too; skips the test where there is none."""
+def headless():
+    """A driver of the system's Chromium; skips the test where there is none."""
     if not (BROWSER and DRIVER):
         pytest.skip(
             "chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)"
@@ -26,9 +26,7 @@ def headless(log=False):
     options.binary_location = BROWSER
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
-    options.set_capability(
-        "goog:loggingPrefs", {"browser": "ALL"} | ({"performance": "ALL"} if log else {})
-    )
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
     try:
         yield driver
@@ -37,7 +35,7 @@ def headless(log=False):
 
 
 class Page:
-    """A page in the browser, given its path or address; elements by CSS."""
+    """A page in the browser, by its path; elements by CSS."""
 
     def __init__(self, driver, path):
         self.driver, self.path = driver, path
@@ -59,7 +57,7 @@ class Page:
             },
         )
         self.driver.get("about:blank")  # nothing of an earlier page is read
-        self.driver.get(self.path if isinstance(self.path, str) else self.path.as_uri())
+        self.driver.get(self.path.as_uri())
         until(lambda: self.run("return document.readyState") == "complete")
 
     def run(self, script):

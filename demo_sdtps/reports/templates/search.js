@@ -32,10 +32,3 @@ function chosenQueries() {
     .filter((query) => !filters.known.checked || query.nearest.some(([, , , judged]) => !judged.endsWith("unknown")))
     .sort(ORDERS[filters.sort.value]);
 }
-
-// The application has a heading, and a frame as high as the page.
-if (window.frameElement) {
-  document.documentElement.classList.add("framed");
-  const fit = () => { window.frameElement.style.height = `${document.documentElement.offsetHeight}px`; };
-  new ResizeObserver(fit).observe(document.body);
-}
