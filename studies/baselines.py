@@ -13,15 +13,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.evaluation.attention import (
+from demo_sdtps.modeling.sdtps import gather_tokens, select
+from demo_sdtps.runtime.errors import UserError
+from demo_sdtps.runtime.files import read_json
+from studies.attention import (
     CLASS_TOKEN,
     attention_weights,
     check_attention,
     keys,
 )
-from demo_sdtps.modeling.sdtps import gather_tokens, select
-from demo_sdtps.runtime.errors import UserError
-from demo_sdtps.runtime.files import read_json
 from vit_slim.stage import (
     Slimming,
     Step,

@@ -15,11 +15,11 @@ from torch import nn
 from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.datasets.loaders import epoch_sampler
-from demo_sdtps.evaluation.attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.reid import make_task
+from studies.attention import CLASS_TOKEN, attention_weights
 from studies.baselines import RATES, merge_into_nearest
 
 STEP, EPOCHS, RATE, WEIGHT = 4, 3, 0.1, 1000.0

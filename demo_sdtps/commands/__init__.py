@@ -27,7 +27,6 @@ COMMANDS = {
     "draw tokens": ("draw:tokens", "draw which patches slimming and SDTPS keep"),
     "draw ranks": ("draw:ranks", "draw rank lists"),
     "draw embedding": ("draw:embedding", "draw the features as points"),
-    "draw attention": ("draw:attention", "draw what the model looks at"),
     "draw curves": ("draw:curves", "draw the training curves of a run"),
     "flops": ("evaluate:flops", "parameters and multiply-accumulates of a model"),
     "slim-curve": (

@@ -10,11 +10,6 @@ CROSS_MODAL_DISTANCES = ("all", "shared")
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
 
 COMMAND = "demo-sdtps"  # of an installed package (demo_sdtps/commands)
-# of demo-sdtps draw attention
-ATTENTION_METHODS = {
-    "rollout": "attention rollout of the class token",
-    "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples",
-}
 EMBEDDING_METHODS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 # of demo-sdtps masks: names of the classes in COCO
 FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}

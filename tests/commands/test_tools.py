@@ -18,10 +18,7 @@ MODEL = shlex.split(
 )
 WEIGHT = ("--weight", "run/last.pth", "--output", "x.png")
 ONE, TWO = ("--samples", "1"), ("--samples", "2")
-GRAD_CAM = ("--method", "gradcam", "--return_pattern", "1")
 TOOLS = {
-    "rollout": (draw.attention, (*WEIGHT, *ONE, "TEST.MISS", "t"), "x.png"),
-    "Grad-CAM": (draw.attention, (*WEIGHT, *ONE, *GRAD_CAM), "x.png"),
     "scatter plot": (draw.embedding, (*WEIGHT, "--points", "9"), "x.png"),
     "rank lists": (draw.ranks, (*WEIGHT, "--queries", "1"), "x.png"),
     "kept patches": (draw.tokens, (*WEIGHT, *ONE), "x.png"),
@@ -29,7 +26,7 @@ TOOLS = {
     "curves": (draw.curves, ("--run", "run"), "run/curves.png"),
 }
 """Command, words, and a file that it must leave; from the folder of a finished run."""
-SLOWEST = ("Grad-CAM", "kept patches of two models")
+SLOWEST = ("kept patches of two models",)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +34,7 @@ SLOWEST = ("Grad-CAM", "kept patches of two models")
 )
 @pytest.mark.slow
 def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, refusal):
-    """Some absent, by models of fewer modalities. Grad-CAM and rank lists need labels."""
+    """Some absent, by models of fewer modalities. Rank lists need labels."""
     for number in range(6):
         for place, modality in enumerate(MODALITIES):
             if number % 3 != place:
@@ -46,7 +43,7 @@ def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, ref
     cfg = load_cfg(CONFIG, cli_args_for(tmp_path, *MODEL, "MODEL.MODALITIES", modalities)[2:])
     weight = ("--weight", checkpoint_file(tmp_path / "last.pth", cfg))
     photos = ("--images", tmp_path / "photos")
-    for tool in (draw.attention, draw.embedding, draw.tokens):
+    for tool in (draw.embedding, draw.tokens):
         path = tmp_path / f"own_{tool.__name__}.png"
         code, stdout, stderr = command(tool, *weight, *photos, "--output", path)
         assert code == 0 and str(path) in stdout and path.stat().st_size > 1000, stderr
@@ -57,7 +54,6 @@ def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, ref
         )
     keys = ("DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos")
     assert "have no labels" in refusal(draw.ranks, *weight, *keys)
-    assert "have no labels" in refusal(draw.attention, *weight, *photos, *GRAD_CAM)
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def test_a_dark_figure_is_light_on_nothing_and_keeps_its_colours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["draw attention", "draw embedding", "draw ranks", "draw tokens", "slim-curve", "test"]
+    "name", ["draw embedding", "draw ranks", "draw tokens", "slim-curve", "test"]
 )
 def test_every_drawing_command_takes_each_suffix(name, command, tmp_path):
     """Outputs are checked first: what it refuses is the checkpoint."""

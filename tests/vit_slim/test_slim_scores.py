@@ -6,8 +6,8 @@ from golden_cases import relative_error
 from numeric import assert_close, generator, tolerance
 from tiny import BLOCK, random_images, tiny_cfg, tiny_model
 
-from demo_sdtps.evaluation.attention import keys
 from demo_sdtps.evaluation.operations import count_macs
+from studies.attention import keys
 from studies.baselines import SizedState
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]", "MODEL.SLIM_SHARED", "False")

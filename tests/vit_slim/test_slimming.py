@@ -13,9 +13,9 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, random_images, tiny_cfg
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.evaluation.attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.demo import make_slimming, slim_backbone
+from studies.attention import CLASS_TOKEN, attention_weights
 from tests.reference import slim as reference
 from vit_slim.scores import Distinctness
 from vit_slim.stage import remaining_patches, run_stage, sum_of_present
