@@ -25,8 +25,6 @@ SEARCH = ["lancedb>=0.40", "jinja2>=3.1"]
 """demo-sdtps search."""
 REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """demo-sdtps report --html, analyse and draw embedding."""
-UMAP = ["umap-learn>=0.5.6"]
-"""demo-sdtps draw embedding --method umap."""
 PARQUET = ["pyarrow>=17"]
 """demo-sdtps export --format parquet."""
 COMPLETION = ["argcomplete>=3.1"]
@@ -102,7 +100,6 @@ setup(
         "openvino": OPENVINO,
         "search": SEARCH,
         "report": REPORT,
-        "umap": UMAP,
         "parquet": PARQUET,
         "completion": COMPLETION,
         "wandb": WANDB,
@@ -112,7 +109,6 @@ setup(
             *ONNX,
             *SEARCH,
             *REPORT,
-            *UMAP,
             *PARQUET,
             *COMPLETION,
             *DOCS,

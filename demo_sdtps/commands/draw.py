@@ -67,13 +67,13 @@ def embedding() -> None:
         "SOLVER.SEED seeds the methods.",
         images=True,
     )
-    cli.add_choice(parser, "--method", EMBEDDING_METHODS, "pca", "umap needs pip install '.[umap]'")
+    cli.add_choice(parser, "--method", EMBEDDING_METHODS, "pca")
     flags.add_return_pattern(parser, "features that are drawn")
     cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
     cli.add_picture(parser, "embedding.png")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
-    from demo_sdtps.evaluation.analysis import check_method, embed
+    from demo_sdtps.evaluation.analysis import check_points, embed
     from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
     from demo_sdtps.evaluation.protocol import normalise
     from demo_sdtps.reports.evaluation import draw_embedding
@@ -82,7 +82,7 @@ def embedding() -> None:
     model, splits = load_any_model_and_data(cfg)
     samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
-    check_method(arguments.method, len(chosen))
+    check_points(len(chosen))
     (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
     normalised = normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy()
     points = embed(normalised, arguments.method, cfg.SOLVER.SEED)

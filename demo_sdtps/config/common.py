@@ -10,7 +10,7 @@ CROSS_MODAL_DISTANCES = ("all", "shared")
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
 
 COMMAND = "demo-sdtps"  # of an installed package (demo_sdtps/commands)
-EMBEDDING_METHODS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
+EMBEDDING_METHODS = {"pca": "PCA", "tsne": "t-SNE"}
 # of demo-sdtps masks: names of the classes in COCO
 FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
 

@@ -5,21 +5,19 @@ Pure functions of distances and labels, of Q queries and G gallery samples. The 
 are left out, as everywhere in evaluation.
 """
 
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from demo_sdtps.config.common import EMBEDDING_METHODS as METHODS
 from demo_sdtps.evaluation.distances import Distances
 from demo_sdtps.evaluation.metrics import average_precisions, match_ranks
 from demo_sdtps.runtime.errors import UserError, check_extra
 
-PERPLEXITY, NEIGHBOURS = 30, 15  # of t-SNE and UMAP, lowered for fewer points
+PERPLEXITY = 30  # of t-SNE, lowered for fewer points
 REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
-LEAST = 4  # points, for the neighbours of t-SNE and UMAP
+LEAST = 4  # points, for the neighbours of t-SNE
 
 
 class Labels(NamedTuple):
@@ -153,33 +151,20 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def check_method(method: str, count: int) -> None:
-    """Raise `UserError` for fewer than 4 features, and where the library of the method is not installed."""
+def check_points(count: int) -> None:
+    """Raise `UserError` for fewer than 4 features, and where scikit-learn is not installed."""
     if count < LEAST:
         raise UserError(
             f"There are {count} samples, but a scatter plot needs at least {LEAST}; show more."
         )
-    if method == "umap":
-        check_extra(METHODS[method], "umap", {"umap": "umap-learn"})
-    else:
-        check_extra(METHODS[method], "report", {"sklearn": "scikit-learn"})
+    check_extra("demo-sdtps draw embedding", "report", {"sklearn": "scikit-learn"})
 
 
 def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
-    """features (n, D) → (n, 2) float32 by one of METHODS; zeros where all features are equal.
+    """features (n, D) → (n, 2) float32 by one of `EMBEDDING_METHODS`; zeros where all features are equal.
 
     The same seed gives the same result on the same machine.
     """
-    if method == "umap":
-        with warnings.catch_warnings():
-            # on TensorFlow, which is not needed, and versions of its own dependencies
-            warnings.simplefilter("ignore")
-            from umap import UMAP
-
-            # A seed and several threads exclude each other.
-            neighbours = min(NEIGHBOURS, len(features) - 1)
-            reducer = UMAP(n_neighbors=neighbours, random_state=seed, n_jobs=1)
-            return np.ascontiguousarray(reducer.fit_transform(features), np.float32)
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

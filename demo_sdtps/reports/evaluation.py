@@ -12,11 +12,12 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import EMBEDDING_METHODS
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.evaluation import analysis, protocol, tables
-from demo_sdtps.evaluation.analysis import METHODS, embed
+from demo_sdtps.evaluation.analysis import embed
 from demo_sdtps.evaluation.distances import Distances
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.protocol import CrossModal, TestData
@@ -64,7 +65,9 @@ def analyse(
     gallery, shown = data.gallery.tolist(), spread(len(data.samples), points)
     shown_features = protocol.normalise(cfg, chosen[shown]).numpy()
     methods = progress(("pca", "tsne"), "features in two dimensions", unit="method")
-    places = {METHODS[name]: embed(shown_features, name, cfg.SOLVER.SEED) for name in methods}
+    places = {
+        EMBEDDING_METHODS[name]: embed(shown_features, name, cfg.SOLVER.SEED) for name in methods
+    }
     named = ([hit._asdict() | {"sample": gallery[hit.sample]} for hit in hits] for hits in nearest)
     rank_lists = [{"query": q, "nearest": hits} for q, hits in zip(listed, named, strict=True)]
     each_query = zip(data.query.tolist(), *(values.tolist() for values in scores), strict=True)
@@ -218,7 +221,7 @@ def draw_embedding(
     figure, axes = plt.subplots(1, len(labels), figsize=(7.5 * len(labels), 6), squeeze=False)
     number, _, name = tables.PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     figure.suptitle(
-        f"{METHODS[method]} of {len(samples)} samples of {cfg.DATASETS.NAMES}, return pattern {number} ({name})"
+        f"{EMBEDDING_METHODS[method]} of {len(samples)} samples of {cfg.DATASETS.NAMES}, return pattern {number} ({name})"
         f"{tables.options(cfg)}"
     )
     named = []
