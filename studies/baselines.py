@@ -7,15 +7,13 @@ of them knows of other modalities, so that every modality keeps its own patches,
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.modeling.sdtps import gather_tokens, select
+from demo_sdtps.modeling.sdtps import select
 from demo_sdtps.runtime.errors import UserError
-from demo_sdtps.runtime.files import read_json
 from studies.attention import (
     CLASS_TOKEN,
     attention_weights,
@@ -31,9 +29,6 @@ from vit_slim.stage import (
     make_record,
 )
 from vit_slim.state import State
-
-RATES = Path(__file__).with_name("diffrate.json")
-"""Those that `DiffRate` reads."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +75,14 @@ class Rows:
             else sizes[:, self.places]
         )
 
-    def attention(self, queries: slice = CLASS_TOKEN) -> torch.Tensor:
-        """Attention of the next block to each patch, mean over queries and heads (B, n) float32, without gradient."""
+    def attention(self) -> torch.Tensor:
+        """Attention of the next block's class token to each patch, mean over the heads (B, n) float32, without gradient."""
         check_attention(
             self.block, "MODEL.SLIM_SCORE is a baseline", "choose another score or backbone"
         )
         sizes = getattr(self.state, "sizes", None)
         bias = None if sizes is None else sizes.log()[:, None, None, :]
-        weights = attention_weights(self.block, self.values, queries, self.rope, bias)
+        weights = attention_weights(self.block, self.values, CLASS_TOKEN, self.rope, bias)
         return weights.mean(dim=2)[..., self.places].mean(dim=1)
 
     def keys(self) -> torch.Tensor:
@@ -203,7 +198,7 @@ class ToMe(Baseline):
         goal = own_places(score)
         goal[:, ::2] = nearest_in_b(rows.keys())[1]
         goal = torch.where(decision > 0, own_places(score), goal)
-        return merge_into(rows, values, state, goal, decision, rows.sizes)
+        return merge_into(rows, values, state, goal, decision)
 
 
 @torch.no_grad()
@@ -214,102 +209,6 @@ def nearest_in_b(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         unit = F.normalize(keys.float(), dim=-1)
         similarity, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
     return similarity, 2 * partner + 1
-
-
-class MCTF(Baseline):
-    """Multi-criteria token fusion (Lee et al., CVPR 2024): of the sets A and B of `ToMe`, half of the dropped patches are those
-    of A that are drawn most to one of B (`fusion_goals`), the others those of B that are drawn most to one that is left in A.
-    Means are weighted by attention and number of patches. The attention is that of the block after, before the fusion."""
-
-    def rank(self, rows: Rows) -> torch.Tensor:
-        goal, _ = self.goals(rows)
-        return -(goal != own_places(goal)).float()
-
-    def goals(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """`fusion_goals` (B, n), and the attention (B, n)."""
-        attention = rows.attention(slice(None))
-        dropped = rows.state.count - rows.keep
-        return fusion_goals(rows.patches, attention, rows.sizes, dropped), attention
-
-    def merge_dropped(
-        self,
-        rows: Rows,
-        values: torch.Tensor,
-        state: State,
-        score: torch.Tensor,
-        decision: torch.Tensor,
-    ) -> tuple[torch.Tensor, State]:
-        goal, attention = self.goals(rows)
-        return merge_into(rows, values, state, goal, decision, rows.sizes * attention)
-
-
-@torch.no_grad()
-def fusion_goals(
-    tokens: torch.Tensor, attention: torch.Tensor, sizes: torch.Tensor, dropped: int
-) -> torch.Tensor:
-    """The place of the patch that each becomes part of, (B, n) int64, when MCTF drops `dropped`: of tokens (B, n, C), attention
-    and sizes (B, n). Two patches are drawn to each other by similarity, little attention and small size."""
-    with torch.autocast(tokens.device.type, enabled=False):
-        unit = F.normalize(tokens.float(), dim=-1)
-        similarity = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2) + 1) / 2
-    weight = attention.pow(-1 / 20) * sizes.pow(-1 / 40)
-    attraction = similarity * weight[:, ::2, None] * weight[:, None, 1::2]
-    goal, first = own_places(attention), dropped // 2
-    best, partner = attraction.max(dim=2)
-    is_first = ranks(best) < first
-    goal[:, ::2] = torch.where(is_first, 2 * partner + 1, goal[:, ::2])
-    best, partner = attraction.masked_fill(is_first.unsqueeze(2), -torch.inf).max(dim=1)
-    is_second = ranks(best) < dropped - first
-    goal[:, 1::2] = torch.where(is_second, 2 * partner, goal[:, 1::2])
-    return goal.gather(1, goal)  # of one that became part of a patch of B that is dropped then
-
-
-class DiffRate(Baseline):
-    """DiffRate (Chen et al., ICCV 2023): attention of the class token; the lowest are pruned, the others of the dropped become
-    part of the kept patch that is most similar, by plain means. How many are kept and how many pruned was learned beforehand,
-    by `python -m studies.diffrate`: MODEL.SLIM_BLOCKS and SLIM_KEEP are those of its file."""
-
-    def __init__(self, *settings: Any):
-        super().__init__(*settings)
-        rates = read_json(RATES, dict)
-        before = (rates["patches"], *rates["kept"])
-        self.unpruned = dict(zip(before, rates["unpruned"], strict=False))
-
-    def rank(self, rows: Rows) -> torch.Tensor:
-        return rows.attention()
-
-    def merge_dropped(
-        self,
-        rows: Rows,
-        values: torch.Tensor,
-        state: State,
-        score: torch.Tensor,
-        decision: torch.Tensor,
-    ) -> tuple[torch.Tensor, State]:
-        merged = self.unpruned[rows.state.count] - rows.keep
-        index = score.masked_fill(decision > 0, -torch.inf).topk(merged).indices
-        kept_sizes = rows.sizes.gather(1, decision.topk(rows.keep).indices.sort(dim=1).values)
-        dropped = gather_tokens(rows.patches, index), rows.sizes.gather(1, index)
-        patches, sizes = merge_into_nearest(
-            values[:, -rows.keep :], dropped[0], kept_sizes, dropped[1]
-        )
-        return with_sizes(values, state, patches, sizes)
-
-
-def merge_into_nearest(
-    kept: torch.Tensor, merged: torch.Tensor, kept_sizes: torch.Tensor, merged_sizes: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Kept patches (B, k, C) with each of `merged` (B, m, C) in the mean of the one of largest cosine → (B, k, C) float32, and
-    the sizes (B, k): a merged patch adds its own (B, m) times the cosine."""
-    with torch.autocast(kept.device.type, enabled=False):
-        kept, merged = kept.float(), merged.float()
-        units = [F.normalize(tokens.detach(), dim=-1) for tokens in (merged, kept)]
-        cosine, goal = (units[0] @ units[1].transpose(1, 2)).max(dim=-1)
-        is_part = goal.unsqueeze(1) == torch.arange(kept.shape[1], device=goal.device).unsqueeze(-1)
-        shares = is_part.float()
-        means = (kept + shares @ merged) / (1 + shares.sum(dim=-1, keepdim=True))
-    added = merged_sizes * cosine.clamp(min=0)
-    return means, kept_sizes + (shares * added.unsqueeze(1)).sum(dim=-1)
 
 
 def own_places(rows: torch.Tensor) -> torch.Tensor:
@@ -323,14 +222,14 @@ def merge_into(
     state: State,
     goal: torch.Tensor,
     decision: torch.Tensor,
-    weights: torch.Tensor,
 ) -> tuple[torch.Tensor, State]:
-    """The kept tokens `values` with means, by `weights` (B, n), of the patches of `rows` that have the same `goal` (B, n), the
-    place of a kept patch; their sizes are summed."""
+    """The kept tokens `values` with means, weighted by their sizes, of the patches of `rows` that have the same `goal` (B, n),
+    the place of a kept patch; their sizes are summed."""
     place = ((decision > 0).cumsum(dim=1) - 1).gather(1, goal)
-    with torch.autocast(weights.device.type, enabled=False):
+    with torch.autocast(goal.device.type, enabled=False):
         # Matrix products are deterministic on every device, which a scatter that adds is not.
         is_part = place.unsqueeze(1) == torch.arange(rows.keep, device=place.device).unsqueeze(-1)
-        shares, sizes = is_part * weights.unsqueeze(1), (is_part * rows.sizes.unsqueeze(1)).sum(-1)
-        patches = shares @ rows.patches.float() / shares.sum(dim=-1, keepdim=True)
+        shares = is_part * rows.sizes.unsqueeze(1)
+        sizes = shares.sum(dim=-1)
+        patches = shares @ rows.patches.float() / sizes.unsqueeze(-1)
     return with_sizes(values, state, patches, sizes)

@@ -12,12 +12,12 @@ ROOMS = (
     "evaluation",
     "modeling",
     "runtime",
-    "synthetic",
     "training",
 )
 SOURCES = (
     "studies/baselines.py",
-    "studies/diffrate.json",
+    "synthetic",
+    "vit_slim",
     *(f"demo_sdtps/{name}" for name in ROOMS),
 )
 """Pathspecs of git."""

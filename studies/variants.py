@@ -2,7 +2,6 @@
 
 import hashlib
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -15,7 +14,7 @@ from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.load import read_yaml
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout, where the package is not installed
+ROOT = Path(__file__).resolve().parents[1]
 RATE = "SOLVER.BASE_LR"
 MEASUREMENTS = ("missing", "selection", "cross_modal", "curve", "similarity", "calibration")
 """What is measured of every run beside its last epoch."""
@@ -91,17 +90,12 @@ def read_study(path: Path) -> dict[str, Any]:
     study = _check_section(path, "it", {"title": path.stem} | content, DEFAULTS)
     if not study["variants"] or not study["seeds"]:
         raise UserError(
-            f"The study {path} has no variants, or no seeds; see demo-sdtps study --help for an example."
+            f"The study {path} has no variants, or no seeds; see python -m studies.run --help for an example."
         )
     study["variants"] = {
         str(name): _check_section(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
         for name, variant in study["variants"].items()
     }
-    needing = [key for key in ("similarity", "calibration", "times") if study[key]]
-    if needing and not (ROOT / "studies" / "measure.py").is_file():
-        raise UserError(
-            f"The study {path}: {' and '.join(needing)} needs a checkout of the project; leave it out."
-        )
     patterns = study["return_patterns"]
     if not patterns or not all(pattern in RETURN_PATTERNS for pattern in patterns):
         raise UserError(
@@ -134,8 +128,6 @@ def make_variants(
 ) -> list[Variant]:
     """The variants with their configurations, all checked before the first run. `rates` are the chosen ones, by variant; a
     study with a grid has every variant once with each rate, and its first seed."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))  # of studies.baselines
 
     def make(
         name: str, settings: Mapping[str, Any], rate: float | None, sources: Sources

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -46,24 +47,24 @@ ON_GPU = ("ViT-B-16, inference", "self_supervised", "35 % of the operations")
 """What the rows of docs/gpu.json name that are of the slimmed model of the README's table."""
 
 REFERENCE = {
-    "demo_sdtps": demo_sdtps.__all__,
-    "modules": (
-        "modeling.checkpoints.names.from_demo",
-        "modeling.checkpoints.names.to_demo",
-        "modeling.fusion.HDM",
-        "modeling.fusion.ATMoE",
-        "modeling.losses",
+    "demo_sdtps": [f"demo_sdtps.{name}" for name in demo_sdtps.__all__],
+    "modules": [
+        "demo_sdtps.modeling.checkpoints.names.from_demo",
+        "demo_sdtps.modeling.checkpoints.names.to_demo",
+        "demo_sdtps.modeling.fusion.HDM",
+        "demo_sdtps.modeling.fusion.ATMoE",
+        "demo_sdtps.modeling.losses",
         "vit_slim.scores.base",
-        "modeling.backbones.base",
-        "datasets.base",
-        "evaluation.metrics.evaluate_ranking",
-        "evaluation.reranking.k_reciprocal",
-        "evaluation.analysis",
-        "training.optim.make_scheduler",
-    ),
-    "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),
+        "demo_sdtps.modeling.backbones.base",
+        "demo_sdtps.datasets.base",
+        "demo_sdtps.evaluation.metrics.evaluate_ranking",
+        "demo_sdtps.evaluation.reranking.k_reciprocal",
+        "demo_sdtps.evaluation.analysis",
+        "demo_sdtps.training.optim.make_scheduler",
+    ],
+    "seps": ["seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"],
 }
-"""Names in demo_sdtps whose docstrings docs/api.md introduces and a page of the site's reference shows."""
+"""Names whose docstrings docs/api.md introduces and a page of the site's reference shows."""
 
 
 def main() -> None:
@@ -123,7 +124,7 @@ def keys() -> str:
 def interface() -> str:
     """The names of REFERENCE and what their docstrings begin with."""
     rows = []
-    for name in (f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names):
+    for name in chain(*REFERENCE.values()):
         first = (resolve_name(name).__doc__ or "").split("\n\n")[0]
         rows.append((f"`{name}`", " ".join(first.split())))
     return markdown_table(("name", "meaning"), rows)
@@ -223,8 +224,14 @@ def deploy(record: Record) -> str:
 
 
 def study(name: str, result: Record) -> str:
-    """A study's table below its file."""
-    return f"`studies/{name}.yml`\n\n{study_markdown(result)}"
+    """A study's table below its file, or below a sentence where what it compared has left the project."""
+    file = f"studies/{name}.yml"
+    origin = (
+        f"`{file}`"
+        if (ROOT / file).is_file()
+        else "Measured with version 0.2.0, the last one that has these methods."
+    )
+    return f"{origin}\n\n{study_markdown(result)}"
 
 
 def origins() -> str:

@@ -4,7 +4,6 @@ images for light and dark pages."""
 import html
 import re
 from pathlib import Path, PurePosixPath
-from pkgutil import resolve_name
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -33,12 +32,7 @@ PICTURE = re.compile(
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {page: (ROOT / source).read_text("utf-8") for source, page in OUTSIDE.items()}
     for name, members in REFERENCE.items():
-        paths = [f"demo_sdtps.{member}" for member in members]
-        if (
-            name == "seps"
-        ):  # its names are imported when they are asked for, which the site cannot see
-            paths = [f"{each.__module__}.{each.__qualname__}" for each in map(resolve_name, paths)]
-        lines = [f"# {name}", *(f"::: {path}" for path in paths)]
+        lines = [f"# {name}", *(f"::: {member}" for member in members)]
         pages[f"reference/{name}.md"] = "\n\n".join(lines) + "\n"
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))

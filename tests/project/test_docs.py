@@ -17,7 +17,6 @@ from studies.sources import source_tree
 from tools import tables
 from tools.tables import FIGURES, data, with_tables
 
-README, HISTORY = ROOT / "README.md", ROOT / "CHANGELOG.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 PROGRAMS = (COMMAND, "demo_sdtps.commands")
@@ -107,19 +106,6 @@ def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_p
     assert any("`MODEL.SLIM_BLOCKS`" in line for line in lines)
 
 
-def words(page):
-    """Those outside code and the rows of tables."""
-    lines = BLOCK.sub("", text(page)).splitlines()
-    return sum(len(line.split()) for line in lines if not line.lstrip().startswith("|"))
-
-
-def test_the_pages_are_short():
-    """The history is no documentation."""
-    assert words(README) <= 450 and len(text(README).splitlines()) <= 120
-    documentation = [page for page in PAGES if page not in (README, HISTORY)]
-    assert sum(map(words, documentation)) <= 12_000 and words(HISTORY) <= 1_350
-
-
 def test_a_row_has_the_speeds_of_its_operations():
     """Those of another study, or of no measurement, are not its."""
     times = {"dense": (4.0, 8.0), "slim": (1.0, 4.0), "taught": (1.0, 2.0), "other": (3.0, 1.0)}
@@ -141,26 +127,6 @@ def test_the_pages_say_which_results_have_older_sources_than_todays():
         tree = data(f"results/{name}")["tree"]
         assert hashes == [tree[:10], *["(older)"] * (tree != today)]
         assert tables.study(name, data(f"results/{name}")) in pages or name == "demo"
-
-
-def test_the_results_are_short():
-    paths = [*(ROOT / "docs" / "results").glob("*.json"), ROOT / "docs" / "public_logs.json"]
-    assert sum(len(text(path).splitlines()) for path in paths) <= 2_500
-
-
-def test_the_layout_names_every_folder():
-    blocks = [block for _, block in BLOCK.findall(text(ROOT / "docs" / "develop.md"))]
-    (layout,) = (block for block in blocks if block.startswith("demo_sdtps/  "))
-    names = " ".join(line[:28] for line in layout.splitlines() if not line.startswith("    "))
-    named = {name.rstrip("/,") for name in names.split()}
-    folders = {
-        path.name
-        for folder in (ROOT, ROOT / "demo_sdtps")
-        for path in folder.iterdir()
-        if path.is_dir() and path.name[0] not in "_." and not path.name.endswith(".egg-info")
-    }
-    assert folders - {"data", "runs", "build", "dist"} <= named
-    assert all((ROOT / name).exists() or (ROOT / "demo_sdtps" / name).exists() for name in named)
 
 
 @pytest.mark.parametrize("name", ["README", "docs/method", "docs/api", "docs/train"])

@@ -38,45 +38,6 @@ def tome(keys, count):
     return group_places(len(keys), {one: partner[one] for one in sources})
 
 
-def mctf(patches, attention, sizes, count):
-    """MCTF (Lee et al., CVPR 2024, sections 3.2 and 3.3): patches (N, C) → groups as `tome`'s, in turn of A and of B."""
-
-    def attraction(one, other):
-        little = (attention[one] * attention[other]) ** (-1 / 20)
-        return (
-            (cosine(patches[one], patches[other]) + 1)
-            / 2
-            * little
-            * (sizes[one] * sizes[other]) ** (-1 / 40)
-        )
-
-    goal, dropped = {}, len(patches) - count
-    for parity, number in ((0, dropped // 2), (1, dropped - dropped // 2)):
-        others = [place for place in range(1 - parity, len(patches), 2) if place not in goal]
-        drawn = {}
-        for one in range(parity, len(patches), 2):
-            other = best(others, lambda other, one=one: float(attraction(one, other)))
-            drawn[one] = (float(attraction(one, other)), other)
-        for one in sorted(drawn, key=lambda one: -drawn[one][0])[:number]:
-            goal[one] = drawn[one][1]
-    return group_places(len(patches), {one: goal.get(other, other) for one, other in goal.items()})
-
-
-def diffrate(patches, attention, unpruned, count):
-    """DiffRate (Chen et al., ICCV 2023, section 3.3): groups as `tome`'s, and the cosine of each merged patch with its goal."""
-    order = sorted(range(len(patches)), key=lambda place: -float(attention[place]))
-    goal = dict.fromkeys(order[unpruned:])
-    for one in order[count:unpruned]:
-        goal[one] = best(
-            order[:count], lambda other, one=one: float(cosine(patches[one], patches[other]))
-        )
-    return group_places(len(patches), goal), {
-        one: float(cosine(patches[one], patches[other]))
-        for one, other in goal.items()
-        if other is not None
-    }
-
-
 def best(places, value):
     return max(places, key=value)
 

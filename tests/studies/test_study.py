@@ -3,8 +3,6 @@
 import csv
 import json
 import shutil
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from study_files import table_rows, write
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import latex_table
 from studies import run as tool
-from studies import variants as variants_module
 from studies.report import result_table, study_markdown
 from studies.results import measurement
 from studies.runs import finished_runs, steps
@@ -91,30 +88,6 @@ def test_a_failed_run_is_reported_and_the_others_continue(
     rows = table_rows(stdout)
     assert rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–"
     assert float(rows["Baseline"]["mAP, 3 both"]) > 0
-
-
-def test_the_baselines_are_found_from_any_folder(tmp_path, monkeypatch):
-    """Scores of studies.baselines, by the script demo-sdtps, whose path has no checkout."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if not Path(one, "studies").is_dir()])
-    for name in [name for name in sys.modules if name.split(".")[0] == "studies"]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ImportError):
-        import_module("studies.baselines")
-    values = {"SCORE": "studies.baselines:ToMe", "BLOCKS": [0], "KEEP": [0.5]}
-    values = {f"MODEL.SLIM_{key}": value for key, value in values.items()}
-    path = write(tmp_path, {"a": {"set": values}})
-    (variant,) = make_variants(read_study(path), [], tmp_path)
-    assert variant.cfg.MODEL.SLIM_SCORE == "studies.baselines:ToMe"
-
-
-@pytest.mark.parametrize("key", ["similarity", "calibration", "times"])
-def test_what_needs_a_checkout_is_refused_elsewhere(tmp_path, monkeypatch, key):
-    path = write(tmp_path, {"a": {}}, **{key: True})
-    assert read_study(path)[key]
-    monkeypatch.setattr(variants_module, "ROOT", tmp_path)
-    with pytest.raises(UserError, match=f"tiny.yml: {key} needs a checkout of the project"):
-        read_study(path)
 
 
 @pytest.fixture(scope="module")

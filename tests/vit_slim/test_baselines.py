@@ -1,22 +1,17 @@
 """The baselines of studies/baselines.py against slow versions of them, alone and in the model."""
 
-import copy
-import json
 from dataclasses import dataclass, replace
-from itertools import chain
 from itertools import count as numbers
 
 import pytest
 import torch
 from numeric import assert_close, generator, tolerance
-from tiny import ENCODER, pairs, random_images, tiny_model
+from tiny import pairs, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.demo import slim_backbone
 from demo_sdtps.modeling.sdtps import select
 from studies import baselines
 from studies.baselines import EViT, Rows, SizedState
-from studies.diffrate import Search
 from tests.reference import patch_scores as reference_scores
 from tests.reference import slim_scores as reference
 from vit_slim.stage import keep_tokens
@@ -95,91 +90,30 @@ def merge(name, rows, count):
     return *stage.merge_dropped(rows, *slimmed, scores, decision), kept
 
 
-UNPRUNED = 13
-"""Patches of 15 that are not pruned in the tests of DiffRate."""
-
-
-def merge_groups(name, row, keys, patches, attention, sizes, count):
-    """What a baseline merges of one image, the weights of the means, and the sizes that it adds up."""
-    if name == "ToMe":
-        return reference.tome(keys, count), sizes, sizes
-    if name == "MCTF":
-        return reference.mctf(patches, attention, sizes, count), attention * sizes, sizes
-    groups, cosines_of_merged = reference.diffrate(patches, attention, UNPRUNED, count)
-    added = sizes.clone()
-    for place, likeness in cosines_of_merged.items():
-        added[place] *= max(likeness, 0)
-    return groups, torch.ones_like(sizes), added
-
-
 @pytest.mark.parametrize(
     "has_sizes", [False, True], ids=["first stage", "patches that stand for several"]
 )
 @pytest.mark.parametrize("count", [8, 11])
-@pytest.mark.parametrize("name", ["ToMe", "MCTF", "DiffRate"])
-def test_merging_against_its_description(name, count, has_sizes, monkeypatch, tmp_path):
+def test_tome_merges_as_its_description(count, has_sizes):
     """What is kept, the means, sizes and gradients, in float32 also under autocast."""
-    rates = {"patches": PATCHES, "kept": [count], "unpruned": [UNPRUNED]}
-    (tmp_path / "rates.json").write_text(json.dumps(rates))
-    monkeypatch.setattr("studies.baselines.RATES", tmp_path / "rates.json")
     rows = clear(has_sizes)
     with torch.autocast("cpu", torch.bfloat16):
-        merged, state, kept = merge(name, rows, count)
-    keys, attention, sizes = exactly(rows)
+        merged, state, kept = merge("ToMe", rows, count)
+    keys, _, sizes = exactly(rows)
     values, expected = rows.values.detach().double().requires_grad_(), []
     for row in range(ROWS):
-        patches = values.detach()[row, 1:]
-        groups, weights, added = merge_groups(
-            name, row, keys[row], patches, attention[row], sizes[row], count
-        )
-        expected.append(
-            torch.cat([values[row, :1], reference.means(values[row, 1:], weights, groups)])
-        )
+        groups = reference.tome(keys[row], count)
+        means = reference.means(values[row, 1:], sizes[row], groups)
+        expected.append(torch.cat([values[row, :1], means]))
         assert kept[row].tolist() == sorted(group[0] for group in groups)
-        assert_close(
-            state.sizes[row], torch.tensor([1, *reference.totals(added, groups)]), WIDTH, PATCHES
-        )
+        totals = torch.tensor([1, *reference.totals(sizes[row], groups)])
+        assert_close(state.sizes[row], totals, WIDTH, PATCHES)
     assert torch.equal(state.positions, kept) and state.extra == 0
     assert_close(merged, torch.stack(expected), *SUMS)
     probe = torch.randn(merged.shape, generator=generator(2))
     (merged * probe).sum().backward()
     (torch.stack(expected) * probe).sum().backward()
     assert_close(rows.values.grad, values.grad, *SUMS)
-
-
-def set_logits(rate, patches):
-    rate.logits.data = torch.where(rate.numbers == patches, 60.0, 0.0)
-
-
-def test_the_search_of_diffrate_computes_what_its_rates_give(monkeypatch, tmp_path):
-    """Masked tokens have no effect, so that the features of the search are those of the slimmed model; and descent by the
-    share of the operations alone reaches it."""
-    backbone, (images, cameras) = tiny_model().backbone.eval(), random_images(5)
-    search = Search(copy.deepcopy(backbone))
-    for block, (unpruned, kept) in zip(search.blocks, [(32, 24), (24, 24), (16, 8)], strict=False):
-        set_logits(block.unpruned, unpruned)
-        set_logits(block.kept, kept)
-    tokens, classes = search.backbone(images["RGB"], cameras)
-    rates = {"patches": 32, **search.rates()}
-    assert rates["kept"] == [24, 8] and rates["unpruned"] == [32, 16] and rates["blocks"] == [1, 3]
-    (tmp_path / "rates.json").write_text(json.dumps(rates))
-    monkeypatch.setattr("studies.baselines.RATES", tmp_path / "rates.json")
-    names = "BLOCKS", "KEEP"
-    opts = [(f"MODEL.SLIM_{name}", str(rates[name.lower()])) for name in names]
-    slimmed = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "DiffRate", *chain(*opts)).slimming
-    stem = {"RGB": backbone.stem(images["RGB"], cameras, 1)}
-    expected = slim_backbone(slimmed, backbone, stem)
-    assert_close(classes, expected.class_tokens["RGB"].double(), *ENCODER)
-    assert_close(tokens.mean(dim=1), expected.tokens["RGB"].double().mean(dim=1), *ENCODER)
-    search = Search(backbone)
-    optimizer = torch.optim.Adam(search.parameters(), 0.5)
-    for _ in range(40):
-        search.backbone(images["RGB"], cameras)
-        operations = search.operations()
-        optimizer.zero_grad()
-        (operations - 0.6).square().backward()
-        optimizer.step()
-    assert abs(operations.item() - 0.6) < 0.05
 
 
 def test_evit_scores_by_the_mean_over_the_heads():
@@ -219,7 +153,7 @@ def with_inputs(*opts):
     return model, inputs
 
 
-@pytest.mark.parametrize("name", ["EViT", "ToMe", "MCTF"])
+@pytest.mark.parametrize("name", ["EViT", "ToMe"])
 def test_a_baseline_in_the_model(name):
     """Numbers of tokens and sizes at each stage, in training; gradients reach the patches."""
     model, inputs = with_inputs(*SLIM, "MODEL.SLIM_SCORE", PLACE + name)

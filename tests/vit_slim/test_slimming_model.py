@@ -39,7 +39,7 @@ CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
 QUICKEST = ("saliency", "supervised")
-EVIT, TOME, MCTF = (f"studies.baselines:{name}" for name in ("EViT", "ToMe", "MCTF"))
+EVIT, TOME = (f"studies.baselines:{name}" for name in ("EViT", "ToMe"))
 
 
 def every(*scores, quickest=QUICKEST):
@@ -207,7 +207,7 @@ def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
         slim_model("distinctness", "MODEL.USE_SDTPS", "True", *stage)
 
 
-@every(*SCORES, EVIT, TOME, MCTF, quickest=())
+@every(*SCORES, EVIT, TOME, quickest=())
 def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
     model = slim_model(score, *FUSION).train()
@@ -220,7 +220,7 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     assert gradient.shape == (4, 3, 64, 32)
 
 
-@every(*SCORES, EVIT, TOME, MCTF)
+@every(*SCORES, EVIT, TOME)
 def test_bfloat16_is_near_float32(score):
     """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
     model = warm_up(slim_model(score))
