@@ -117,7 +117,6 @@ def study_table(result: dict[str, Any]) -> Table:
         if is_common or how != "shared":  # which then is undefined
             values = [results.cross_modal_maps(variant, how, is_common) for variant in variants]
             add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}", values)
-    add("recall of the object", [results.values_by_seed(one, "recall", float) for one in variants])
     for what, name in SIMILARITIES.items():
         add(name, [results.values_by_seed(one, "similarity", itemgetter(what)) for one in variants])
     for name, key in COSTS.items():

@@ -8,40 +8,27 @@ from typing import Any
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.extraction import CASES
-from demo_sdtps.evaluation.selection import COMPLETE
 from demo_sdtps.modeling.checkpoints.records import ANY, MEASURED
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 EVALUATION = "evaluation"
 VARIANT = {"name": str, "runs": {ANY: {"patterns": (None, MEASURED)}}}
 FORM = {"title": str, "patterns": [int], "variants": [VARIANT]}
-INCOMPLETE = [case for case in CASES if case != COMPLETE]
+INCOMPLETE = [case for case in CASES if case != "nothing"]
 FINALISTS = 3
 
 
 def measurement(name: str, content: Any) -> dict[str, Any]:
-    """What the tables read of a JSON file of `steps` (runs.py): metrics by return pattern, mAP by case and return pattern, mAP
-    by the modalities of query and gallery, or the recall of the object's patches."""
+    """What the tables read of a JSON file of `steps` (runs.py): metrics by return pattern, mAP by case and return pattern, or
+    mAP by the modalities of query and gallery."""
     if name.startswith(EVALUATION):
         return {"patterns": next(iter(content["cases"].values()))}
     if name == "missing":
         cases = content["cases"].items()
         return {name: {case: {p: one["mAP"] for p, one in maps.items()} for case, maps in cases}}
-    if name == "selection":
-        recall = last_recall(content)
-        return {} if recall is None else {"recall": recall}
     if "cross_modal" in content:
         return {name: content["cross_modal"]["mAP"]}
     return {name: content}
-
-
-def last_recall(selection: Mapping[str, Any]) -> float | None:
-    """The share of the person's patches that the last stage of slimming keeps, or else SDTPS, mean over the modalities of
-    complete triplets; None where no masks say which these are."""
-    *_, last = (selection.get("stages") or {"": selection["cases"]}).values()
-    rows = last.get(COMPLETE, {}).values()
-    values = [row["recall"] for row in rows if "recall" in row]
-    return mean(values) if values else None
 
 
 def result_json(content: Any, levels: int = 4, indent: str = "\n") -> str:

@@ -12,14 +12,14 @@ A study is a YAML file:
       + Gumbel-STE: {set: {MODEL.SDTPS_USE_GUMBEL: True}}
 
 Optional keys: `grid: [0.001, 0.002, 0.003]` (learning rates: every variant with the middle one and its neighbours, then
-those of the best so far, with the first seed; the best three also with the other seeds), `tuned: True` (a variant has the
-rate that a study with a grid chose for its name or `rate_of`, in rates*.json beside the result), `seeds` of a variant,
-`start: dense` and `teacher: dense` of a variant (the variant before it from whose run of the same seed it starts, or learns),
-`against: dense` of a variant (what it is compared with, in place of the first), `evaluate: {KEY: VALUE}` of a variant (for
-its evaluation alone), `return_patterns: [3]` (those in the tables; default: all three), `curve: True` (mAP of every
-evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal: True` (any set of modalities against
-any, by each distance), `selection: True` (run demo-sdtps selection); in a checkout `similarity: True` and `calibration:
-True` (run studies.measure), and `times: True` (time the variants in turns).
+those of the best so far, with the first seed; the best three also with the other seeds), `tuned: True` (a variant has
+the rate that a study with a grid chose for its name or `rate_of`, in rates*.json beside the result), `seeds` of a
+variant, `start: dense` and `teacher: dense` of a variant (the variant before it from whose run of the same seed it
+starts, or learns), `against: dense` of a variant (what it is compared with, in place of the first), `evaluate: {KEY:
+VALUE}` of a variant (for its evaluation alone), `return_patterns: [3]` (those in the tables; default: all three),
+`curve: True` (mAP of every evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal: True`
+(any set of modalities against any, by each distance); in a checkout `similarity: True` and `calibration: True` (run
+studies.measure), and `times: True` (time the variants in turns).
 
 A study can be stopped and started again: the result, --json, holds every run that is finished, which is not made again. A
 run is identified by its configuration, its seed and the sources of a checkout that it is made with

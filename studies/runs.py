@@ -20,7 +20,6 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.evaluation.operations import count_macs, dense_macs
-from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import evaluated_records, read_records, read_run, write_tables
 from demo_sdtps.modeling import make_model
 from demo_sdtps.runtime.files import check_output_file, read_json
@@ -236,8 +235,6 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
         measure(f"{results.EVALUATION}_{variant.configuration}", test, *variant.evaluation)
     if study["missing"]:
         measure("missing", test, "TEST.MISS", "all")
-    if study["selection"] and selects_patches(variant.cfg):
-        measure("selection", [*program, "selection"])
     for name in ("similarity", "calibration"):
         if study[name]:
             measure(name, ("-m", "studies.measure", "--what", name))

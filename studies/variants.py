@@ -16,7 +16,7 @@ from demo_sdtps.config.load import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = "SOLVER.BASE_LR"
-MEASUREMENTS = ("missing", "selection", "cross_modal", "curve", "similarity", "calibration")
+MEASUREMENTS = ("missing", "cross_modal", "curve", "similarity", "calibration")
 """What is measured of every run beside its last epoch."""
 DEFAULTS = {
     "title": "",

@@ -33,7 +33,6 @@ COMMANDS = {
         "evaluate:slim_curve",
         "mAP against operations of a checkpoint slimmed without training",
     ),
-    "selection": ("evaluate:selection", "share of the kept patches that lie on the person"),
     "check": ("check_data", "counts of a data set beside the expected ones"),
     "masks": ("make_masks", "write foreground masks beside the images of a data set"),
     "convert": (

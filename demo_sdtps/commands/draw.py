@@ -19,9 +19,8 @@ def tokens() -> None:
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.config.load import flatten
     from demo_sdtps.evaluation.extraction import load_model_and_data
-    from demo_sdtps.evaluation.selection import check_selection
     from demo_sdtps.modeling.checkpoints.loading import stored_config
-    from demo_sdtps.reports.tokens import draw_tokens
+    from demo_sdtps.reports.tokens import check_selection, draw_tokens
 
     data = {key: value for key, value in flatten(cfg).items() if key.startswith("DATASETS.")}
     cfgs = [cfg]

@@ -13,7 +13,6 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.datasets.synthetic import illumination
 from demo_sdtps.evaluation.extraction import encode_cases
-from demo_sdtps.evaluation.selection import Choice, choices
 from demo_sdtps.evaluation.tables import options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
@@ -22,8 +21,18 @@ from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.reports import figures
 from demo_sdtps.reports.figures import DROPPED, OPACITY, np
 from demo_sdtps.runtime.device import choose_precision
+from demo_sdtps.runtime.errors import UserError
 
 SHARED = "shared"
+
+
+def check_selection(cfg: CfgNode) -> None:
+    """Raise `UserError` for a configuration with neither SDTPS nor token pruning."""
+    if not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS):
+        raise UserError(
+            "MODEL.USE_SDTPS is False and MODEL.SLIM_BLOCKS [], so no patches are selected; use a configuration "
+            "with SDTPS or with slimming."
+        )
 
 
 def draw_tokens(
@@ -113,23 +122,39 @@ def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
 
 
 def patch_grids(cfg: CfgNode, model: DeMo, samples: Sequence[Sample]) -> dict[str, ByModality]:
-    """What every stage of slimming and SDTPS make of the samples, by present modality, (samples, 2, rows, columns): 1 for a
-    kept patch, and its score, NaN for one that was dropped before."""
+    """What every stage of token pruning ("stage 1", …) and SDTPS make of the samples, by present modality, (samples, 2, rows,
+    columns): 1 for a kept patch and 0 for another, and its score, NaN for one that was dropped before."""
     dataset = test_loader(cfg, samples).dataset
     (batch,) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     batch = batch.to(device)
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         (encoded,) = encode_cases(model, batch.images, batch.cameras, [missing])
-        grids, grid = choices(model, encoded, missing), encoded.context.grid
+        context = encoded.context
+        selections = model.select_patches(context) if model.sdtps else {}
+    patches = prod(context.grid)
+    present = [modality for modality in model.modalities if modality not in missing]
 
-    def on_grid(choice: Choice) -> torch.Tensor:
-        values = torch.stack([choice.kept.float(), choice.scores["score"].float()], dim=1)
-        whole = values.new_tensor([[0], [torch.nan]]).repeat(len(values), 1, prod(grid))
-        whole.scatter_(2, choice.positions[:, None].expand_as(values), values)
-        return whole.view(-1, 2, *grid).cpu()
+    def on_grid(positions: torch.Tensor, kept: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+        """`kept` and `score` (samples, n) of the patches at `positions` (samples, n) of the grid."""
+        values = torch.stack([kept.float(), score.float()], dim=1)
+        whole = values.new_tensor([[0], [torch.nan]]).repeat(len(values), 1, patches)
+        whole.scatter_(2, positions[:, None].expand_as(values), values)
+        return whole.view(-1, 2, *context.grid).cpu()
 
-    return {
-        title: {modality: on_grid(choice) for modality, choice in by_modality.items()}
-        for title, by_modality in grids.items()
-    }
+    grids = {}
+    for number, stage in enumerate(encoded.stages, start=1):
+        grids[f"stage {number}"] = {
+            name: on_grid(
+                stage.scored[name],
+                stage.mask(name, patches).gather(1, stage.scored[name]),
+                stage.score[name],
+            )
+            for name in present
+        }
+    if selections:
+        grids["SDTPS"] = {
+            name: on_grid(context.places(name), selections[name].mask, selections[name].score)
+            for name in present
+        }
+    return grids

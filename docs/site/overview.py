@@ -25,10 +25,9 @@ def main() -> None:
     from demo_sdtps.evaluation.extraction import extract_features, load_model_and_data
     from demo_sdtps.evaluation.operations import count_macs
     from demo_sdtps.evaluation.protocol import make_test_data
-    from demo_sdtps.evaluation.selection import check_selection
     from demo_sdtps.reports.evaluation import labelled_distances
     from demo_sdtps.reports.figures import HEAT, MATCH, WRONG, images, np, plt, save
-    from demo_sdtps.reports.tokens import cover_patches, patch_grids
+    from demo_sdtps.reports.tokens import check_selection, cover_patches, patch_grids
     from demo_sdtps.runtime.files import check_output_file
 
     files = {

@@ -16,7 +16,6 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import SPLITS, read_splits
 from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
-from demo_sdtps.evaluation.selection import COMPLETE
 from demo_sdtps.modeling import make_model
 from tests.datasets.test_own_data import (
     PATTERN,
@@ -53,7 +52,7 @@ def test_a_modality_without_a_folder_or_a_column_is_missing_everywhere(tmp_path,
     assert "NI counts as missing everywhere" in warning and str(place) in warning
     cfg = configuration(place, name, *opts, "TEST.MISS", "all", "MODEL.SLIM_BLOCKS", "[]")
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    assert {*evaluate_reid(cfg, make_model(cfg, 4, 3).eval(), data)} == {COMPLETE, "r", "t"}
+    assert {*evaluate_reid(cfg, make_model(cfg, 4, 3).eval(), data)} == {"nothing", "r", "t"}
     opts = (*PATTERN, "MODEL.MODALITIES", "[NI]")
     with pytest.raises(UserError, match=r"There is no .*(NI|ni) in .*; give the folder, or table"):
         read_splits(configuration(place, name, *opts))

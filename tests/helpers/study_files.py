@@ -12,7 +12,6 @@ def write(folder, variants, **more):
         "seeds": [1, 2],
         "set": dict(zip(SMALL[::2], SMALL[1::2], strict=True)),
         "missing": True,
-        "selection": True,
         "variants": variants,
     } | more
     path = folder / "tiny.yml"

@@ -44,7 +44,7 @@ def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
 
 
 def draw_variant(draw, name, seeds=("1", "2", "3")):
-    """A variant with random measurements; some of its dense kind have none of the selection."""
+    """A variant with random measurements."""
     sets = ("R", "N", "T", "RN", "RT", "NT", "RNT")
     cases = ("nothing", "r", "n", "t", "rn", "rt", "nt")
 
@@ -57,7 +57,6 @@ def draw_variant(draw, name, seeds=("1", "2", "3")):
         return {
             "patterns": scores(),
             "missing": {case: {pattern: draw.random() for pattern in "123"} for case in cases},
-            "recall": draw.random(),
             "similarity": {"tokens": draw.random(), "images": draw.random()},
             **{
                 f"cross_modal_{how}": {row: {to: draw.random() for to in sets} for row in sets}
@@ -98,7 +97,6 @@ def test_the_table_is_that_of_the_measurements():
         assert row["mAP, modalities missing"] == spread(
             [statistics.mean(run["missing"][case]["3"] for case in six) for run in runs]
         )
-        assert row["recall of the object"] == spread([run["recall"] for run in runs])
         for how in ("all", "shared"):
             for is_common, name in ((True, "a common modality"), (False, "none in common")):
                 if is_common or how != "shared":

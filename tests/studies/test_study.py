@@ -41,7 +41,7 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     )
     record = json.loads((interrupted / "run.json").read_text())
     (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
-    (unmeasured / "selection.json").unlink()
+    (unmeasured / "missing.json").unlink()
     path = tmp_path / "runs" / "studies" / "tiny.json"
     result = json.loads(path.read_text())
     path.write_text(json.dumps(result | {"variants": []}))
@@ -52,13 +52,12 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
     now = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
     assert {path for path in now if before.get(path) != now[path]} == {
-        unmeasured / "selection.json",
+        unmeasured / "missing.json",
         *(interrupted / f"{name}.json" for name in ("metrics", "run", "missing")),
     }
     for run in (path.parent for path in runs.rglob("metrics.json")):
         assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
-        assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
 
     rows = [*csv.reader(files[0].read_text().splitlines())]
     printed = table_rows(study_markdown(repeated))
@@ -80,7 +79,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(
         "too fast": {"set": {"SOLVER.BASE_LR": 1e30}},
         "Baseline": {"config": str(BASELINE)},
     }
-    path = write(tmp_path, variants, seeds=[1], missing=False, selection=False)
+    path = write(tmp_path, variants, seeds=[1], missing=False)
     code, stdout, _ = command(tool.main, path, *SHORT.split(), tiny_root)
     assert code == 1
     failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
@@ -177,7 +176,7 @@ def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
     dense, slimmed = make_variants(study, [], tmp_path)
     assert dense.folder == slimmed.folder and dense.configuration != slimmed.configuration
     assert (dense.cfg.MODEL.SLIM_BLOCKS, slimmed.cfg.MODEL.SLIM_BLOCKS) == ([], [0])
-    training, evaluation = (words for words, _ in steps(slimmed, 1, study | {"selection": False}))
+    training, evaluation = (words for words, _ in steps(slimmed, 1, study))
     assert training == steps(dense, 1, study)[0][0]
     assert evaluation[2] == "test" and "MODEL.SLIM_BLOCKS" in evaluation
     content = {"cases": {"None": {"3": {"mAP": 0.5}}}}

@@ -8,7 +8,6 @@ import torch
 
 from demo_sdtps.evaluation.tables import Table, write_tables
 from studies import again
-from studies.results import measurement
 from studies.similarity import mean_cosine
 from tests.reference import statistics as reference
 
@@ -40,19 +39,6 @@ def test_the_mean_cosine_of_two_rows(shape):
     assert (mean_cosine(rows) - expected).abs().max() < 1e-6
 
 
-def test_the_recall_is_that_of_the_last_stage():
-    """Mean over the modalities of complete triplets; of SDTPS where nothing is slimmed, none without masks."""
-
-    def case(*recalls):
-        return {"nothing": {m: {"recall": value} for m, value in zip("RNT", recalls, strict=True)}}
-
-    stages = {"stage 1": case(0.1, 0.2, 0.3), "stage 2": case(0.5, 0.6, 1.0) | {"r": {}}}
-    content = {"cases": case(0.0, 0.1, 0.2)}
-    assert measurement("selection", content | {"stages": stages})["recall"] == pytest.approx(0.7)
-    assert measurement("selection", content | {"stages": {}})["recall"] == pytest.approx(0.1)
-    assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
-
-
 @pytest.mark.parametrize("name", again.AGAIN)
 def test_older_variants_run_again_with_another_seed_alone(name):
     study, older = again.study_again(name), again.older_variants(name)
@@ -61,7 +47,7 @@ def test_older_variants_run_again_with_another_seed_alone(name):
     assert all(str(seed) not in older[variant]["runs"] for variant in again.AGAIN[name])
     assert str(seed - 1) in {number for one in again.AGAIN[name] for number in older[one]["runs"]}
     assert not any(one["seeds"] for one in study["variants"].values())
-    assert not any(study[key] for key in ("times", "missing", "selection", "curve", "similarity"))
+    assert not any(study[key] for key in ("times", "missing", "curve", "similarity"))
 
 
 def test_a_further_difference_is_bold_where_older_ones_do_not_explain_it():

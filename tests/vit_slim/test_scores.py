@@ -46,15 +46,10 @@ def test_every_command_serves_a_score_from_outside(run, command, tmp_path, tiny_
     evaluated = [
         command(test_net.main, *weights, "--json", tmp_path / "all.json", "TEST.MISS", "all"),
         command(draw.tokens, *weights, "--samples", 1, "--output", tmp_path / "tokens.png"),
-        command(evaluate.selection, *weights, "--json", tmp_path / "s.json"),
         command(evaluate.flops, *words),
     ]
     assert [(code, stderr) for code, _, stderr in evaluated] == [(0, "")] * len(evaluated)
     assert len(json.loads((tmp_path / "all.json").read_text())["cases"]) == 7
-    assert (
-        "score"
-        in json.loads((tmp_path / "s.json").read_text())["stages"]["stage 1"]["nothing"]["RGB"]
-    )
 
 
 class Strange(Score):
