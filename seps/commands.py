@@ -51,7 +51,7 @@ def test() -> None:
 
 def check() -> None:
     arguments, cfg = check_data.parse(SEPS_SCHEMA)
-    from demo_sdtps.reports.data import check_captions
+    from seps.evaluation import check_captions
 
     folder = Path(cfg.DATASETS.ROOT_DIR) / cfg.DATASETS.NAMES
     check_data.report_findings(arguments, cfg, check_captions(cfg, arguments.decode), folder)

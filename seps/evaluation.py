@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.datasets.images import verify
+from demo_sdtps.datasets.loaders import shuffled_batches
 from demo_sdtps.evaluation.extraction import prepare_evaluation
 from demo_sdtps.modeling.checkpoints.loading import fill_model, read_weights
 from demo_sdtps.modeling.inference import check_features, check_finite, evaluating
@@ -110,6 +113,33 @@ def check_folds(split: ImageTexts, folds: int) -> None:
         raise UserError(
             f"TEST.FOLDS is {folds}, which does not divide the split's {len(split.paths)} images; choose one that does."
         )
+
+
+def check_captions(cfg: CfgNode, decode: bool) -> dict[str, Any]:
+    """Read the images and captions of all splits as training does, and decode the images where `decode` asks for it. → What
+    `demo_sdtps.reports.data.check_triplets` returns; the expected counts are not known."""
+    splits = read_caption_splits(cfg)
+    batch, seed = cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED
+    shuffled_batches(len(splits["train"].captions), "captions", batch, seed)
+    check_folds(splits["test"], cfg.TEST.FOLDS)
+    if decode:
+        verify(path for split in splits.values() for path in split.paths)
+    counts = {
+        name: {
+            "images": len(split.paths),
+            "captions": len(split.captions),
+            "long": len(split.long_captions or ()),
+        }
+        for name, split in splits.items()
+    }
+    warnings = caption_warnings(splits)
+    return {
+        "counts": counts,
+        "expected": {},
+        "differences": [],
+        "warnings": warnings,
+        "complete": [],
+    }
 
 
 def make_retrieval_data(

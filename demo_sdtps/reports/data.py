@@ -1,4 +1,4 @@
-"""What demo-sdtps check finds in a data set, re-identification or image-text: counts by split, beside the published ones.
+"""What demo-sdtps check finds in a data set for re-identification: counts by split, beside the published ones.
 
 The counts of a split are "triplets", "identities", "cameras", with scenes in the protocol "scenes", and "masks", the foreground
 masks beside the triplets; those of "all" are of the distinct ones of all splits.
@@ -14,10 +14,9 @@ from demo_sdtps.config.check import reads_masks
 from demo_sdtps.datasets import Sample, completeness, find_reader, read_splits, synthetic
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
-from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
+from demo_sdtps.datasets.loaders import train_sampler
 from demo_sdtps.datasets.masks import existing_masks, mask_path
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
-from seps import evaluation as seps_evaluation
 
 Counts = Mapping[str, Mapping[str, int]]  # by split
 Findings = dict[str, Any]
@@ -41,26 +40,6 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
         "warnings": list(data_warnings(cfg, splits, matched)),
         "complete": completeness(cfg, splits),
     }
-
-
-def check_captions(cfg: CfgNode, decode: bool) -> Findings:
-    """Read the images and captions of all splits as training does."""
-    splits = seps_evaluation.read_caption_splits(cfg)
-    batch, seed = cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED
-    shuffled_batches(len(splits["train"].captions), "captions", batch, seed)
-    seps_evaluation.check_folds(splits["test"], cfg.TEST.FOLDS)
-    if decode:
-        verify(path for split in splits.values() for path in split.paths)
-    counts = {
-        name: {
-            "images": len(split.paths),
-            "captions": len(split.captions),
-            "long": len(split.long_captions or ()),
-        }
-        for name, split in splits.items()
-    }
-    told = list(seps_evaluation.caption_warnings(splits))
-    return {"counts": counts, "expected": {}, "differences": [], "warnings": told, "complete": []}
 
 
 def count_table(findings: Findings) -> list[str]:
