@@ -29,8 +29,6 @@ PARQUET = ["pyarrow>=17"]
 """demo-sdtps export --format parquet."""
 COMPLETION = ["argcomplete>=3.1"]
 """Completion of demo-sdtps in a shell."""
-WANDB = ["wandb>=0.17"]
-"""Weights & Biases beside TensorBoard. Not in the development environment: timm imports it, half a second for each process."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
 """make docs."""
 TESTS = [
@@ -102,7 +100,6 @@ setup(
         "report": REPORT,
         "parquet": PARQUET,
         "completion": COMPLETION,
-        "wandb": WANDB,
         "docs": DOCS,
         "dev": [
             *SEPS,

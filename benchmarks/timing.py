@@ -16,7 +16,7 @@ from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.runtime.device import autocast, choose_device, choose_precision, float32_products
+from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.runtime.gpu import Recording, can_record
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.optim import make_optimizer
@@ -112,9 +112,8 @@ def training_step(
     compute = Recording(gradients) if is_recorded else gradients
 
     def step(batch: Batch) -> None:
-        with float32_products(model):
-            compute(batch)
-            optimizer.step()
+        compute(batch)
+        optimizer.step()
 
     return step
 

@@ -14,7 +14,6 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.modeling.checkpoints.pretrained import OTHERS, Weights, load_tower
-from demo_sdtps.runtime.device import matmul_library
 from demo_sdtps.runtime.distributed import all_gather, world_size
 from demo_sdtps.runtime.errors import UserError, check_extra
 from seps.network import CrossSparseAggrNet
@@ -179,8 +178,6 @@ def _transformers() -> ModuleType:
 class SEPS(nn.Module):
     """Images and captions → similarities; the network normalises the tokens."""
 
-    float32_matmul: str
-
     def __init__(self, image_tower: ImageTower, text_tower: TextTower, network: CrossSparseAggrNet):
         super().__init__()
         self.image_tower, self.text_tower, self.network = image_tower, text_tower, network
@@ -235,6 +232,4 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
             f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO {ratios} do not fit the {patches} patches of "
             f"{model.TRANSFORMER_TYPE}: {error}"
         ) from None
-    seps = SEPS(image_tower, text_tower, network)
-    seps.float32_matmul = matmul_library(cfg)
-    return seps, report
+    return SEPS(image_tower, text_tower, network), report

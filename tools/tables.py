@@ -15,7 +15,7 @@ import demo_sdtps
 from benchmarks.rows import as_report, headline
 from demo_sdtps.commands import COMMANDS
 from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
-from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
+from demo_sdtps.config.keys import KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, markdown_table, read_records
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.evaluation import draw_cross_modal
@@ -112,11 +112,10 @@ def data(name: str) -> Any:
 
 
 def keys() -> str:
-    """Keys of the configuration that have an effect, by section."""
+    """Keys of the configuration, by section."""
     rows = [
         (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
         for key in KEYS
-        if key.name not in UNUSED_KEYS
     ]
     return markdown_table(("key", "default", "meaning"), rows)
 

@@ -1,6 +1,7 @@
 """Every configuration key: default, effect, possible values.
 
-Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load.
+Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load. DeMo's keys that have a
+single value or no effect are rows of left.py.
 """
 
 from __future__ import annotations
@@ -31,37 +32,13 @@ from demo_sdtps.config.schema import (
     YES_NO,
     Key,
     between,
-    constant_key,
 )
-
-NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
-UNUSED = "no effect, as in DeMo; only its default is accepted, so that DeMo's files load"
-WHY_UNUSED = (
-    "the learning rate follows a cosine with WARMUP_ITERS epochs of warm-up, "
-    "and there is no cluster, cosine or range loss"
-)
-UNUSED_KEYS = {
-    "SOLVER.STEPS": (40, 70),
-    "SOLVER.GAMMA": 0.1,
-    "SOLVER.WARMUP_FACTOR": 0.01,
-    "SOLVER.WARMUP_METHOD": "linear",
-    "SOLVER.CLUSTER_MARGIN": 0.3,
-    "SOLVER.COSINE_MARGIN": 0.5,
-    "SOLVER.COSINE_SCALE": 30,
-    "SOLVER.RANGE_K": 2,
-    "SOLVER.RANGE_MARGIN": 0.3,
-    "SOLVER.RANGE_ALPHA": 0,
-    "SOLVER.RANGE_BETA": 1,
-    "SOLVER.RANGE_LOSS_WEIGHT": 1,
-}
-"""Defaults of the keys without effect."""
 
 METRIC_LOSSES = ("triplet", "center", "triplet_center")
 
 KEYS = (
     Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
     Key("RESUME", "no", "continue the run; auto: where there is one", ("no", "yes", "auto")),
-    constant_key("MODEL.NAME", "DeMo", "the model", "there is no other"),
     Key(
         "MODEL.MODALITIES",
         list(MODALITIES),
@@ -101,13 +78,8 @@ KEYS = (
     Key("MODEL.DROP_OUT", 0.0, "dropout in the backbone; not in CLIP's", *BELOW_ONE),
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on attention weights; not in CLIP's", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera (side information)"),
-    constant_key(
-        "MODEL.SIE_VIEW", False, "add an embedding of the view", "data sets have no view labels"
-    ),
     Key("MODEL.SIE_COE", 3.0, "weight of the camera embedding", math.isfinite, "a finite number"),
     Key("MODEL.FROZEN", False, "train all but the backbone's weights; its camera embedding too"),
-    constant_key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", NOT_DEMO),
-    constant_key("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", NOT_DEMO),
     Key(
         "MODEL.COMPILE",
         False,
@@ -151,8 +123,6 @@ KEYS = (
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
     Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),
     Key("MODEL.DIRECT", 1, "1: one head on the globals concatenated; 0: one each", (0, 1)),
-    constant_key("MODEL.NECK", "bnneck", "before the classifier", "DeMo has no other neck"),
-    constant_key("MODEL.ID_LOSS_TYPE", "softmax", "loss of logits", "DeMo's heads are linear"),
     Key("MODEL.ID_LOSS_WEIGHT", 1.0, "weight of the identity loss", *NOT_NEGATIVE),
     Key("MODEL.IF_LABELSMOOTH", "on", "label smoothing 0.1 in the identity loss", ON_OFF),
     Key("MODEL.METRIC_LOSS_TYPE", "triplet", "losses of features", METRIC_LOSSES),
@@ -236,22 +206,9 @@ KEYS = (
     Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
     Key("SOLVER.MARGIN", 0.3, "margin of the triplet loss where NO_MARGIN is False", *NOT_NEGATIVE),
     Key("SOLVER.AMP", "auto", "mixed precision in training; auto: where the hardware has it", AMP),
-    Key(
-        "SOLVER.FLOAT32_MATMUL",
-        "default",
-        "float32 products on a CPU: torch's, or onednn, faster on some (with AMX it rounds to bfloat16); auto is default",
-        ("default", "onednn", "auto"),
-    ),
     Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations, and at the last", *POSITIVE),
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch too, as epoch 0"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
-    Key(
-        "SOLVER.WANDB",
-        "",
-        "project of Weights & Biases that receives what TensorBoard does; '': none",
-        lambda value: len(value) <= 128 and not set(value) & set("/\\#?%:"),
-        r"a name of at most 128 characters without / \ # ? % :",
-    ),
     Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth", *POSITIVE),
     Key("SOLVER.CHECKPOINT_MINUTES", 10.0, "minutes between them too; 0: no limit", *NOT_NEGATIVE),
     Key("SOLVER.GRAD_CLIP", 0.0, "maximum norm of the gradient; 0: no clipping", *NOT_NEGATIVE),
@@ -259,7 +216,6 @@ KEYS = (
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
     Key("SOLVER.DISTILL_WEIGHT", 1.0, "weight of the loss that follows the teacher", *NOT_NEGATIVE),
     Key("SOLVER.DISTILL_TEMPERATURE", 4.0, "temperature of both softmaxes in it", *POSITIVE),
-    *(constant_key(name, default, UNUSED, WHY_UNUSED) for name, default in UNUSED_KEYS.items()),
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
     Key("TEST.AMP", "off", "half precision of the backbone in evaluation, as SOLVER.AMP", AMP),
     Key(

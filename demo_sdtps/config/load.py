@@ -16,6 +16,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg, check_stored_score
 from demo_sdtps.config.keys import KEYS
+from demo_sdtps.config.left import LEFT
 from demo_sdtps.config.schema import Key, Schema
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
@@ -245,9 +246,26 @@ def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
 
 def _merge(cfg: CfgNode, schema: Schema, values: Mapping[str, object], source: Source) -> None:
     for name, value in values.items():
+        if name in LEFT and name not in schema.by_name:
+            _check_left(name, value, source)
+            continue
         if name not in schema.by_name:
             raise UserError(f"Unknown key {name!r} in {source}; {_advice(schema, name, source)}.")
         _put(cfg, name, _check_value(schema.by_name[name], value, source))
+
+
+def _check_left(name: str, value: object, source: Source) -> None:
+    """Raise `UserError` where a key that left has another value than its old default."""
+    default, instead = LEFT[name]
+    value = _coerce(Key(name, default, instead), value)
+    if value == default and type(value) is type(default):
+        return
+    where = "give --config_file a configuration without it"
+    leave_out = where if isinstance(source, StoredText) else "leave it out"
+    raise UserError(
+        f"{name} in {source} is {value!r}, but only {default!r} is accepted, as this version has no such key; {leave_out}: "
+        f"{instead}."
+    )
 
 
 def _advice(schema: Schema, name: str, source: Source) -> str:

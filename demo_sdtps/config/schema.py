@@ -21,11 +21,6 @@ class Key(NamedTuple):
     allowed_text: str = ""
 
 
-def constant_key(name: str, value: object, description: str, why: str) -> Key:
-    """A key that has a single value."""
-    return Key(name, value, description, (value,), why)
-
-
 @dataclass(frozen=True)
 class Schema:
     """The keys of one kind of run, and `check`, which raises `UserError` for a combination of values that cannot run."""

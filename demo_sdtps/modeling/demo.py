@@ -19,7 +19,6 @@ from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput, make_layout
 from demo_sdtps.modeling.modalities import ByModality, is_missing, modality_subsets, split_rows
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
-from demo_sdtps.runtime.device import matmul_library
 from vit_slim.scores import make_score
 from vit_slim.scores.base import Context, StageRecord
 from vit_slim.stage import (
@@ -143,7 +142,6 @@ class DeMo(nn.Module):
         super().__init__()
         self.num_class, self.camera_num = num_class, camera_num
         self.modalities = tuple(cfg.MODEL.MODALITIES)
-        self.float32_matmul = matmul_library(cfg)
         self.backbone = make_backbone(cfg, camera_num)
         width, subsets = self.backbone.width, modality_subsets(self.modalities)
         self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None

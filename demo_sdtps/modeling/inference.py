@@ -8,7 +8,6 @@ from torch import nn
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.demo import DeMo
-from demo_sdtps.runtime.device import float32_products
 from demo_sdtps.runtime.distributed import world_size
 
 
@@ -29,11 +28,11 @@ def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context manager: `model` is in evaluation mode, without gradients, with the float32 products of its configuration."""
+    """Context manager: `model` is in evaluation mode, without gradients."""
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), float32_products(model):
+        with torch.no_grad():
             yield
     finally:
         model.train(was_training)

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets.loaders import epoch_sampler
-from demo_sdtps.runtime.device import autocast, deterministic_backward, float32_products
+from demo_sdtps.runtime.device import autocast, deterministic_backward
 from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.gpu import Recording
 from demo_sdtps.runtime.progress import progress
@@ -52,15 +52,14 @@ def fit(
             title, loaded = f"epoch {epoch}/{solver.MAX_EPOCHS}", run.meter.time(task.batches())
             bar = progress(loaded, title, len(task.loader), unit="batch", initial=run.step)
             for batch in bar:
-                with float32_products(model):
-                    loss, samples, sums = step(batch.to(run.device))
-                    if solver.GRAD_CLIP:
-                        # The norm is that of the unscaled gradient.
-                        scaler.unscale_(task.optimizers[0])
-                        clip_grad_norm_(model.parameters(), solver.GRAD_CLIP)
-                    for optimizer in task.optimizers:
-                        scaler.step(optimizer)
-                    scaler.update()
+                loss, samples, sums = step(batch.to(run.device))
+                if solver.GRAD_CLIP:
+                    # The norm is that of the unscaled gradient.
+                    scaler.unscale_(task.optimizers[0])
+                    clip_grad_norm_(model.parameters(), solver.GRAD_CLIP)
+                for optimizer in task.optimizers:
+                    scaler.step(optimizer)
+                scaler.update()
                 run.step += 1
                 run.meter.update(samples, loss=loss * samples, **sums)
                 run.monitor.add(epoch, run.step, loss)

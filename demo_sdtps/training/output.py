@@ -1,4 +1,4 @@
-"""The files of a run in OUTPUT_DIR: their names, TensorBoard, Weights & Biases, and the record of a run, run.json."""
+"""The files of a run in OUTPUT_DIR: their names, TensorBoard, and the record of a run, run.json."""
 
 import logging
 import platform
@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.datasets.unreadable import left_out
 from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
-from demo_sdtps.runtime.device import matmul_library
-from demo_sdtps.runtime.distributed import is_main, world_size
-from demo_sdtps.runtime.errors import UserError, check_extra
+from demo_sdtps.runtime.distributed import world_size
+from demo_sdtps.runtime.errors import UserError
 from demo_sdtps.runtime.files import atomic_write, write_json
 from demo_sdtps.runtime.threads import threads_by_user
 from demo_sdtps.training.monitor import Stopped
@@ -86,7 +84,7 @@ def prepare_folder(cfg: CfgNode, last: Path | None) -> None:
 
 @contextmanager
 def scalar_boards(cfg: CfgNode, first: int | None) -> Iterator[WriteScalars]:
-    """Writes to TensorBoard and, with SOLVER.WANDB, to Weights & Biases. A run that is resumed from epoch `first` on hides its
+    """Writes to TensorBoard. A run that is resumed from epoch `first` on hides its
     points from there."""
     # Training alone needs it, and its import is slow.
     from torch.utils.tensorboard import SummaryWriter
@@ -96,77 +94,22 @@ def scalar_boards(cfg: CfgNode, first: int | None) -> Iterator[WriteScalars]:
     threading.excepthook = lambda told: isinstance(told.exc_value, OSError) or before(told)
     writer = SummaryWriter(cfg.OUTPUT_DIR, purge_step=first)
     try:
-        with _wandb(cfg) as log:
 
-            def write(scalars: Mapping[str, float], epoch: int) -> None:
-                try:
-                    for name, value in scalars.items():
-                        writer.add_scalar(name, value, epoch)
-                    writer.flush()  # before a checkpoint counts the epoch as done
-                except OSError as error:
-                    raise UserError(
-                        f"TensorBoard's events in {cfg.OUTPUT_DIR} cannot be written ({error.strerror}); free some space."
-                    ) from None
-                log(scalars, epoch)
+        def write(scalars: Mapping[str, float], epoch: int) -> None:
+            try:
+                for name, value in scalars.items():
+                    writer.add_scalar(name, value, epoch)
+                writer.flush()  # before a checkpoint counts the epoch as done
+            except OSError as error:
+                raise UserError(
+                    f"TensorBoard's events in {cfg.OUTPUT_DIR} cannot be written ({error.strerror}); free some space."
+                ) from None
 
-            yield write
+        yield write
     finally:
         with suppress(OSError):
             writer.close()
         threading.excepthook = before
-
-
-def check_tracking(cfg: CfgNode) -> None:
-    """Raise `UserError` where SOLVER.WANDB is set and wandb is not installed, or nobody is logged in."""
-    if not cfg.SOLVER.WANDB:
-        return
-    check_extra("SOLVER.WANDB", "wandb", {"wandb": "wandb"})
-    if is_main():
-        import wandb
-
-        with _starting():
-            if wandb.setup().settings.mode == "online":
-                wandb.login(verify=False)
-
-
-@contextmanager
-def _wandb(cfg: CfgNode) -> Iterator[WriteScalars]:
-    """Nothing without SOLVER.WANDB. A resumed run goes on under its identifier."""
-    if not cfg.SOLVER.WANDB:
-        yield lambda scalars, epoch: None
-        return
-    import wandb
-
-    output = Path(cfg.OUTPUT_DIR)
-    with _starting():
-        run = wandb.init(
-            project=cfg.SOLVER.WANDB,
-            name=output.name,
-            dir=output,
-            resume="allow",
-            id=read_run(output).get("id"),
-            config=yaml.safe_load(cfg.dump()),
-            settings=wandb.Settings(console="off", disable_git=True, silent=True),
-        )
-    where = Path(run.dir).parent if run.offline else run.url or "disabled"
-    logger.info("Weights & Biases: %s", where)
-    with run:
-        yield lambda scalars, epoch: run.log(dict(scalars), step=epoch)
-
-
-@contextmanager
-def _starting() -> Iterator[None]:
-    """Context manager: errors of wandb are raised as `UserError`."""
-    import wandb
-
-    try:
-        yield
-    except (wandb.Error, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"SOLVER.WANDB is set, but Weights & Biases cannot start ({reason}); run 'wandb login', "
-            "set WANDB_MODE=offline, or leave the key out."
-        ) from None
 
 
 @contextmanager
@@ -181,7 +124,7 @@ def track_run(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> It
         "seed": cfg.SOLVER.SEED,
         **commit(),
         "versions": versions(device),
-        "machine": {**machine(device), "matmul": matmul_library(cfg)},
+        "machine": machine(device),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if left_out:

@@ -25,8 +25,11 @@ RESUMABLE_KEYS = {
     "DATASETS.ROOT_DIR",  # the data's folder; `check_unchanged` compares what files are in it
     *("DATASETS.CACHE", "DATASETS.VERIFY"),
     *("DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT"),  # how data are read
-    *("SOLVER.LOG_PERIOD", "SOLVER.WANDB"),
-    *("SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES"),  # what is logged and saved
+    *(
+        "SOLVER.LOG_PERIOD",
+        "SOLVER.CHECKPOINT_PERIOD",
+        "SOLVER.CHECKPOINT_MINUTES",
+    ),  # what is logged and saved
     *("MODEL.DEVICE_ID", "MODEL.DIST_TRAIN"),  # which of equal GPUs, and how many
     "SOLVER.MAX_EPOCHS",  # the learning rates follow it: the numbers are not those of a run that had it from the beginning
 }
@@ -120,9 +123,6 @@ def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
 def _changes(cfg: CfgNode, stored: CfgNode) -> dict[str, tuple[str, str]]:
     """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
     before, now = flatten(stored), flatten(cfg)
-    # of older files; `track_run` compares what it was
-    if before["SOLVER.FLOAT32_MATMUL"] == "auto":
-        before["SOLVER.FLOAT32_MATMUL"] = now["SOLVER.FLOAT32_MATMUL"]
     return {
         key: (repr(before[key]), repr(value))
         for key, value in sorted(now.items())

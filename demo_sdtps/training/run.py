@@ -39,7 +39,6 @@ from demo_sdtps.training.output import (
     PREVIOUS,
     Resumed,
     WriteScalars,
-    check_tracking,
     prepare_folder,
     restore_threads,
     scalar_boards,
@@ -275,7 +274,6 @@ def open_run(
             return
         if resumed:
             restore_threads(output)
-        check_tracking(cfg)
         task = make_task(cfg, device, resumed)
         check_equal(task.digest, "files of the data set")
         if resumed:

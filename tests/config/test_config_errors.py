@@ -36,6 +36,7 @@ MISTAKES = {
     "no whole identities": ("SOLVER.IMS_PER_BATCH 100", ["NUM_INSTANCE 16", "such as 96"]),
     "one identity a batch": ("SOLVER.IMS_PER_BATCH 16", ["both 16", "larger multiple"]),
     "a module that needs another": ("MODEL.ATM True", ["HDM False", "set MODEL.HDM to True or"]),
+    "no center loss": ("MODEL.IF_WITH_CENTER yes", ["METRIC_LOSS_TYPE 'triplet'"]),
     "the backbone's depth": ("MODEL.DEPTH 8 MODEL.TRANSFORMER_TYPE ViT-B-16", ["to 0"]),
     "the backbone's patches": ("MODEL.PATCH_SIZE 8 MODEL.TRANSFORMER_TYPE ViT-B-16", ["to 0"]),
     "a key without a value": ("SOLVER.SEED=", ["'SOLVER.SEED' has no value"]),
