@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from benchmarks.model import GPU_BATCH, configuration
 from benchmarks.rows import Row
 from benchmarks.slimming import DENSE, STAGES, STEP, Setting
-from benchmarks.timing import CAMERAS, CLASSES, random_batch, training_step, with_masks
+from benchmarks.timing import CAMERAS, CLASSES, random_batch, training_step
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.backbones import base
 from demo_sdtps.modeling.inference import inference
@@ -81,7 +81,7 @@ def count_rows(score: str) -> list[Row]:
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()  # makes its state
         step = training_step(cfg, model, optimizer, torch.bfloat16, model.head_weights)
-        batch = with_masks(cfg, random_batch(cfg, GPU_BATCH, device))
+        batch = random_batch(cfg, GPU_BATCH, device)
         with Counter() as whole:
             step(batch)
     in_forward, in_step = BUDGETS[score]

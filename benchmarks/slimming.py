@@ -31,7 +31,6 @@ from benchmarks.timing import (
     random_batch,
     time_in_turns,
     training_step,
-    with_masks,
 )
 from demo_sdtps.config import with_values
 from demo_sdtps.evaluation.operations import count_macs
@@ -136,7 +135,7 @@ class Slimmed:
         batch = random_batch(cfg, count, self.device)
         if model.training:
             words = (cfg, model, self.optimizer, half, model.head_weights, is_recorded)
-            work, batch = training_step(*words), with_masks(cfg, batch)
+            work = training_step(*words)
         else:
             forward = lambda inputs: model(inputs.images, inputs.cameras)  # noqa: E731
             work = Recording(forward) if is_recorded else forward

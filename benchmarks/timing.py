@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config.check import reads_masks
 from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
@@ -81,14 +79,6 @@ def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> Batch:
     return Batch(images, labels=number % max(2, batch // 2), cameras=number % CAMERAS)
 
 
-def with_masks(cfg: CfgNode, batch: Batch) -> Batch:
-    """The batch with foreground masks, where training by the configuration reads them."""
-    if not reads_masks(cfg):
-        return batch
-    shape = len(batch.labels), 1, *cfg.INPUT.SIZE_TRAIN
-    return replace(batch, mask=torch.ones(shape, device=batch.labels.device))
-
-
 def training_step(
     cfg: CfgNode,
     model: nn.Module,
@@ -101,9 +91,8 @@ def training_step(
     """A function of a batch that does one step, as a CUDA graph where `is_recorded`."""
 
     def gradients(batch: Batch) -> None:
-        masks = {} if batch.mask is None else {"foreground": batch.mask}  # references have none
         with autocast(batch.cameras.device, precision):
-            outputs = model(batch.images, batch.cameras, **masks)
+            outputs = model(batch.images, batch.cameras)
             targets = teacher(batch) if teacher else {}
             loss, _ = total_loss(cfg, outputs, batch.labels, head_weights, teacher=targets)
         optimizer.zero_grad(set_to_none=True)
@@ -139,7 +128,7 @@ def time_variants(
             teacher = Teacher(teachers[name], trained, heads)
         words = (cfg, model, optimizer, precision, model.head_weights, can_record(cfg, device))
         step = training_step(*words, teacher)
-        steps[name] = partial(step, with_masks(cfg, batch))
+        steps[name] = partial(step, batch)
     inference_seconds = in_turns("inference", inferences, 10, device)
     step_seconds = in_turns("training step", steps, 10, device)
     return {

@@ -231,7 +231,7 @@ def _decode_images(paths: Paths) -> Images:
 
 def caption_batches(loader: DataLoader, tokens: Tokens) -> Iterator[CaptionBatch]:
     """Batches of captions with prefetch."""
-    for (images,), _, indices, image_ids in collated_batches(loader):
+    for (images,), indices, image_ids in collated_batches(loader):
         texts = [pad_texts([tokens.captions[index] for index in indices])]
         if tokens.long_captions:
             texts.append(pad_texts([tokens.long_captions[image] for image in image_ids]))

@@ -15,7 +15,7 @@ from numpy.random import Generator
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.check import MASK
+from demo_sdtps.datasets.masks import MASK
 from demo_sdtps.runtime.progress import progress
 from synthetic.scene import CAMERAS, Camera, Canvas
 

@@ -34,7 +34,6 @@ COMMANDS = {
         "mAP against operations of a checkpoint slimmed without training",
     ),
     "check": ("check_data", "counts of a data set beside the expected ones"),
-    "masks": ("make_masks", "write foreground masks beside the images of a data set"),
     "convert": (
         "convert_checkpoint",
         "rewrite a checkpoint in DeMo's names, in ours, or as a backbone",

@@ -13,10 +13,6 @@ from demo_sdtps.runtime.errors import UserError
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
-MASK = "MASK"  # name of the foreground mask among the images of a triplet, and of its folder
-WITH_MASKS = ("supervised",)
-"""Values of MODEL.SLIM_SCORE that read foreground masks in training (docs/train.md)."""
-
 
 def import_score(name: str) -> Any:
     """The user's class "package.module:Class"."""
@@ -37,14 +33,6 @@ def check_stored_score(name: str, place: object) -> None:
             f"MODEL.SLIM_SCORE of {place} is {name!r}, whose module is not imported, and a file imports none by "
             f"itself; give MODEL.SLIM_SCORE {name} on the command line, or import {module} before."
         )
-
-
-def reads_masks(cfg: CfgNode) -> bool:
-    """Whether the images of a triplet include its foreground mask in training."""
-    name = cfg.MODEL.SLIM_SCORE
-    if not cfg.MODEL.SLIM_BLOCKS:
-        return False
-    return getattr(import_score(name), "masks", False) if ":" in name else name in WITH_MASKS
 
 
 def check_cfg(cfg: CfgNode) -> None:
@@ -71,11 +59,6 @@ def _mistakes(cfg: CfgNode) -> Iterator[str]:
             "it to 'triplet_center', or IF_WITH_CENTER to 'no'."
         )
     yield from _stage_mistakes(model)
-    if reads_masks(cfg) and not cfg.INPUT.JOINT_AUGMENTATION:
-        yield (
-            f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which reads one mask for all modalities, but "
-            "INPUT.JOINT_AUGMENTATION is False, which flips and crops them apart; set it to True."
-        )
     yield from _batch_mistakes(cfg)
     test, train = cfg.INPUT.SIZE_TEST, cfg.INPUT.SIZE_TRAIN
     if test != train:

@@ -11,8 +11,6 @@ MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
 
 COMMAND = "demo-sdtps"  # of an installed package (demo_sdtps/commands)
 EMBEDDING_METHODS = {"pca": "PCA", "tsne": "t-SNE"}
-# of demo-sdtps masks: names of the classes in COCO
-FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
 
 # of demo-sdtps search: hits of a query, distances, indices (exact, and approximate)
 TOP = 10

@@ -11,7 +11,6 @@ from typing import TypeVar
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.check import MASK
 
 SPLITS = TRAIN, QUERY, GALLERY = ("train", "query", "gallery")
 VALIDATION = "validation"  # the identities that are left out of train (DATASETS.VALIDATION).
@@ -149,7 +148,7 @@ def image_names(
             continue
         is_link = entry.is_symlink()
         if others is not None and (os.path.isdir(entry) if is_link else entry.is_dir()):
-            if name in {*others, MASK} or (is_link and file_key(entry) in parents):
+            if name in others or (is_link and file_key(entry) in parents):
                 continue
             nested = image_names(folder / name, others, parents=parents)
             names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in nested.items()}

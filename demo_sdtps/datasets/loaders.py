@@ -14,12 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.check import reads_masks
 from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets import OWN_READERS, samplers, transforms
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel
-from demo_sdtps.datasets.masks import decode_mask, existing_masks
 from demo_sdtps.datasets.pixels import image_size
 from demo_sdtps.runtime.gpu import to_device
 from demo_sdtps.runtime.threads import cpu_cores
@@ -38,13 +36,11 @@ class Batch:
     images: dict[str, torch.Tensor]  # by modality, (B, 3, H, W) float32; zeros for a missing one
     labels: torch.Tensor  # (B,) long: of training identities from 0, else identities on disk
     cameras: torch.Tensor  # (B,) long, from 0
-    mask: torch.Tensor | None = None  # (B, 1, H, W) in [0, 1], 1 for the foreground
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         """The batch of what `function` makes of each tensor."""
         images = {modality: function(image) for modality, image in self.images.items()}
-        mask = None if self.mask is None else function(self.mask)
-        return Batch(images, function(self.labels), function(self.cameras), mask)
+        return Batch(images, function(self.labels), function(self.cameras))
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device, without waiting for a GPU."""
@@ -52,14 +48,13 @@ class Batch:
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors, in one order."""
-        masks = [] if self.mask is None else [self.mask]
-        return [*self.images.values(), self.labels, self.cameras, *masks]
+        return [*self.images.values(), self.labels, self.cameras]
 
 
 class ImageDataset(Dataset):
-    """Sample i is (images: a list of (3, H, W) float32, mask (1, H, W) or None, *targets[i]), read from `paths[source_of[i]]`
-    (default: `paths[i]`), and the mask from the file of `masks` at the same place. A key is an index, or (index, seed) where
-    the transform draws from a generator with that seed. `modalities` are those of a sample's images."""
+    """Sample i is (images: a list of (3, H, W) float32, *targets[i]), read from `paths[source_of[i]]` (default: `paths[i]`). A
+    key is an index, or (index, seed) where the transform draws from a generator with that seed. `modalities` are those of a
+    sample's images."""
 
     def __init__(
         self,
@@ -70,9 +65,8 @@ class ImageDataset(Dataset):
         decode: Decode = decode_triplet,
         source_of: Sequence[int] | None = None,
         modalities: Sequence[str] = MODALITIES,
-        masks: Sequence[str] | None = None,
     ):
-        self.modalities, self.masks = tuple(modalities), masks
+        self.modalities = tuple(modalities)
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
         images = parallel(self.read, range(len(paths)), "reading images", "sample")
@@ -84,21 +78,20 @@ class ImageDataset(Dataset):
     def __getitem__(self, key: int | tuple[int, int]) -> tuple | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
         try:
-            images, mask = self.decoded(self.source_of[index])
+            images = self.decoded(self.source_of[index])
         except UserError as error:
             return error  # raised in a loading process, it would be wrapped in the stack trace of that process
         # One generator per sample: the augmentation is then the same in any thread or process.
         rngs = () if seed is None else (random.Random(seed),)
-        return *self.transform(images, mask, *rngs), *self.targets[index]
+        return self.transform(images, *rngs), *self.targets[index]
 
-    def decoded(self, source: int) -> tuple[Images, transforms.Mask]:
-        """The images of `paths[source]` and their mask as they are on disk."""
+    def decoded(self, source: int) -> Images:
+        """The images of `paths[source]` as they are on disk."""
         return self.cached[source] if self.cached else self.read(source)
 
-    def read(self, source: int) -> tuple[Images, transforms.Mask]:
+    def read(self, source: int) -> Images:
         """`decoded` from the disk."""
-        mask = decode_mask(self.masks[source]) if self.masks else None
-        return self.decode(self.paths[source]), mask
+        return self.decode(self.paths[source])
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -123,16 +116,15 @@ def image_scales(cfg: CfgNode) -> Scales:
 def _triplets(
     cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool
 ) -> ImageDataset:
-    """Samples as (images of RGB, NI and TI; in training the mask, where the configuration reads masks; label; camera)."""
+    """Samples as (images of MODEL.MODALITIES, label, camera)."""
     names = tuple(cfg.MODEL.MODALITIES)
     decode = make_decoder(cfg)
     plain = transforms.PerModality(transforms.test_transform(cfg))
     transform = transforms.TrainTransform(cfg) if training else plain
     paths = [sample.paths for sample in samples]
-    masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else None
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
     cache = use_cache(cfg, paths)
-    return ImageDataset(paths, targets, transform, cache, decode, modalities=names, masks=masks)
+    return ImageDataset(paths, targets, transform, cache, decode, modalities=names)
 
 
 def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> samplers.EpochBatchSampler:
@@ -174,9 +166,9 @@ def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 def batches(loader: DataLoader) -> Iterator[Batch]:
     """Batches of triplets with prefetch."""
     modalities = loader.dataset.modalities  # type: ignore[attr-defined]
-    for images, mask, labels, cameras in collated_batches(loader):
+    for images, labels, cameras in collated_batches(loader):
         by_modality = dict(zip(modalities, images, strict=True))
-        yield Batch(by_modality, torch.tensor(labels), torch.tensor(cameras), mask)
+        yield Batch(by_modality, torch.tensor(labels), torch.tensor(cameras))
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
@@ -213,15 +205,14 @@ def use_cache(cfg: CfgNode, paths: Sequence[Paths]) -> bool:
 
 
 def collate(items: list) -> tuple | UserError:
-    """Samples (images, mask, *targets) → (images (k, B, 3, H, W), mask (B, 1, H, W) or None, targets), or the first error."""
+    """Samples (images, *targets) → (images (k, B, 3, H, W), *targets as lists), or the first error."""
     error = next((item for item in items if isinstance(item, UserError)), None)
     if error:
         return error
-    images, masks, *targets = zip(*items, strict=True)
+    images, *targets = zip(*items, strict=True)
     # A single tensor, since each tensor from a loading process costs over a millisecond.
     stacked = torch.stack([image for column in zip(*images, strict=True) for image in column])
-    mask = None if masks[0] is None else torch.stack(masks)
-    return stacked.unflatten(0, (-1, len(items))), mask, *map(list, targets)
+    return stacked.unflatten(0, (-1, len(items))), *map(list, targets)
 
 
 def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:

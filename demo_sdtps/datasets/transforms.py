@@ -16,9 +16,8 @@ from yacs.config import CfgNode
 Transform = Callable[..., torch.Tensor]
 # the images of a sample (3, h, w), None for an absent one
 Decoded = Sequence[torch.Tensor | None]
-Mask = torch.Tensor | None
-SampleTransform = Callable[..., tuple[list[torch.Tensor], Mask]]
-"""All images of a sample, its mask or None, and optionally a random generator → their inputs of the network."""
+SampleTransform = Callable[..., list[torch.Tensor]]
+"""All images of a sample, and optionally a random generator → their inputs of the network."""
 # Python's random generator; the module `random` is the global one
 Generator = random.Random | ModuleType
 # what is drawn for flip and crop: whether to flip, shift down and right in pixels
@@ -31,11 +30,10 @@ ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
 class TrainTransform:
-    """The images of a sample, uint8 (3, h, w), and its mask (1, h, w) → float32 (3, H, W), and (1, H, W) in [0, 1]. Resize,
-    flip, pad and crop, normalise, erase (docs/method.md), which each image draws for itself; with INPUT.JOINT_AUGMENTATION,
-    which masks need, flip and crop are drawn once. Then whole modalities are dropped, each with the probability
-    INPUT.MODALITY_DROPOUT but never all: their images become zeros. Flip, pad and crop are one copy into a black canvas: as
-    separate transforms they dominate the time after decoding."""
+    """The images of a sample, uint8 (3, h, w) → float32 (3, H, W). Resize, flip, pad and crop, normalise, erase
+    (docs/method.md), which each image draws for itself; with INPUT.JOINT_AUGMENTATION flip and crop are drawn once. Then whole
+    modalities are dropped, each with the probability INPUT.MODALITY_DROPOUT but never all: their images become zeros. Flip, pad
+    and crop are one copy into a black canvas: as separate transforms they dominate the time after decoding."""
 
     def __init__(self, cfg: CfgNode):
         self.flip, self.padding = cfg.INPUT.PROB, cfg.INPUT.PADDING
@@ -43,28 +41,23 @@ class TrainTransform:
         self.is_joint = cfg.INPUT.JOINT_AUGMENTATION
         self.size = torch.Size(cfg.INPUT.SIZE_TRAIN)
         self.resize = v2.Resize(self.size, interpolation=v2.InterpolationMode.BICUBIC)
-        self.resize_mask = v2.Resize(self.size, interpolation=v2.InterpolationMode.BILINEAR)
         # For pixel values in [0, 255].
         statistics = (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in statistics)
 
-    def __call__(
-        self, images: Decoded, mask: Mask = None, rng: Generator = random
-    ) -> tuple[list[torch.Tensor], Mask]:
+    def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
         joint = self.geometry(rng) if self.is_joint else None
         inputs = [
             None if image is None else self.augment(image, joint or self.geometry(rng), rng)
             for image in images
         ]
-        if mask is not None and joint:
-            mask = self.place(mask, joint, self.resize_mask).div_(255)
         if self.dropout:
             present = [place for place, image in enumerate(inputs) if image is not None]
             dropped = [place for place in present if rng.random() < self.dropout]
             if len(dropped) == len(present):
                 dropped.pop(rng.randrange(len(dropped)))
             inputs = [None if place in dropped else image for place, image in enumerate(inputs)]
-        return fill_absent(inputs), mask
+        return fill_absent(inputs)
 
     def geometry(self, rng: Generator) -> Geometry:
         flip, padding = rng.random() < self.flip, self.padding
@@ -72,28 +65,23 @@ class TrainTransform:
 
     def augment(self, image: torch.Tensor, geometry: Geometry, rng: Generator) -> torch.Tensor:
         """One image. Padding is black and precedes normalisation, as in DeMo."""
-        image = self.place(image, geometry, self.resize).sub_(self.mean).div_(self.std)
-        return erase(image, rng) if rng.random() < self.erasing else image
-
-    def place(self, image: torch.Tensor, geometry: Geometry, resize: Transform) -> torch.Tensor:
-        """uint8 (C, h, w) → float32 (C, H, W) in [0, 255]: resize, flip, pad and crop."""
         if image.shape[1:] != self.size:
-            image = resize(image)
+            image = self.resize(image)
         flip, down, right = geometry
-        return pad_and_crop(image.flip(2) if flip else image, down, right)
+        image = pad_and_crop(image.flip(2) if flip else image, down, right)
+        image = image.sub_(self.mean).div_(self.std)
+        return erase(image, rng) if rng.random() < self.erasing else image
 
 
 @dataclass(frozen=True)
 class PerModality:
-    """The same transform of each image of a sample, which draws for itself; a mask stays as it is."""
+    """The same transform of each image of a sample, which draws for itself."""
 
     transform: Transform
 
-    def __call__(
-        self, images: Decoded, mask: Mask = None, *rngs: Generator
-    ) -> tuple[list[torch.Tensor], Mask]:
+    def __call__(self, images: Decoded, *rngs: Generator) -> list[torch.Tensor]:
         inputs = [None if image is None else self.transform(image, *rngs) for image in images]
-        return fill_absent(inputs), mask
+        return fill_absent(inputs)
 
 
 def fill_absent(inputs: Decoded) -> list[torch.Tensor]:

@@ -245,7 +245,7 @@ def decoded_triplets(loader: DataLoader) -> Iterator[tuple[Decoded, list[int]]]:
     for start in progress(starts, "extracting features", unit="batch"):
         rows = range(start, min(start + starts.step, len(dataset)))
         triplets = [
-            [None if image is None else image.numpy() for image in dataset.decoded(row)[0]]
+            [None if image is None else image.numpy() for image in dataset.decoded(row)]
             for row in rows
         ]
         yield triplets, [dataset.targets[row][1] for row in rows]

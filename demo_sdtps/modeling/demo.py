@@ -21,12 +21,7 @@ from demo_sdtps.modeling.modalities import ByModality, is_missing, modality_subs
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
 from vit_slim.scores import make_score
 from vit_slim.scores.base import Context, StageRecord
-from vit_slim.stage import (
-    Slimming,
-    check_stages,
-    patch_shares,
-    remaining_patches,
-)
+from vit_slim.stage import Slimming, check_stages, remaining_patches
 from vit_slim.state import State
 
 
@@ -57,31 +52,28 @@ def slim_backbone(
     backbone: Backbone,
     stem: ByModality,
     images: Mapping[str, torch.Tensor] | None = None,
-    foreground: torch.Tensor | None = None,
 ) -> BackboneOutput:
     """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all.
-    `images` tell which are missing; they and `foreground` (B, N), share of each patch in the foreground mask, are for the
-    scores that read them."""
+    `images` tell which are missing, and are for the scores that read them."""
     images, count, outputs = images or {}, len(stem), []
-    rows = [*stem.values(), *images.values(), *([] if foreground is None else [foreground])]
+    rows = [*stem.values(), *images.values()]
     with backbone.ready(rows[0].device):
         for chunk in zip(*backbone.chunks(*rows, images_each=count), strict=True):
             stem_rows = dict(zip(stem, chunk, strict=False))
-            image_rows = dict(zip(images, chunk[count:], strict=False))
-            masks = {} if foreground is None else dict.fromkeys(stem, chunk[-1])
-            outputs.append(_run(slimming, backbone, stem_rows, image_rows, masks))
+            image_rows = dict(zip(images, chunk[count:], strict=True))
+            outputs.append(_run(slimming, backbone, stem_rows, image_rows))
     # Chunks are of evaluation, which has no loss.
     join = lambda *rows: None if rows[0] is None else torch.cat(rows)  # noqa: E731
     return outputs[0] if len(outputs) == 1 else tree_map(join, *outputs)
 
 
 def _run(
-    slimming: Slimming, backbone: Backbone, stem: ByModality, images: ByModality, masks: ByModality
+    slimming: Slimming, backbone: Backbone, stem: ByModality, images: ByModality
 ) -> BackboneOutput:
     grid, names = backbone.grid_size, tuple(stem)
     known = slimming.saliency(images, backbone.patch_windows, grid)
     missing = is_missing(images)
-    state = State(grid, names, slimming.shared, images, missing, masks, known)
+    state = State(grid, names, slimming.shared, images, missing, saliency=known)
     values, records, losses = torch.cat(list(stem.values())), [], []
     prefix, dtype = backbone.vit.num_prefix_tokens, values.dtype
     arguments = backbone.block_arguments()
@@ -179,16 +171,14 @@ class DeMo(nn.Module):
         images: ByModality,
         cam_label: torch.Tensor,
         return_pattern: int = 3,
-        foreground: torch.Tensor | None = None,
         neck: str = "before",
     ) -> TrainingOutput | torch.Tensor:
         """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → `TrainingOutput` in training, (B, D) in evaluation.
 
-        `foreground` are the masks (B, 1, H, W) in [0, 1] that scores of slimming may learn from; `neck` as in
-        `return_patterns`.
+        `neck` is as in `return_patterns`.
         """
         with half_weights(self):
-            encoded = self.forward_features(images, cam_label, foreground)
+            encoded = self.forward_features(images, cam_label)
             if not self.training:
                 # A copy: a view would keep the memory of pattern 3.
                 return self.return_patterns(encoded.context, neck)[return_pattern].contiguous()
@@ -196,15 +186,13 @@ class DeMo(nn.Module):
             logits = {name: self.heads[name](feature) for name, feature in features.items()}
             return TrainingOutput(logits, features, encoded.loss)
 
-    def forward_features(
-        self, images: ByModality, cam_label: torch.Tensor, foreground: torch.Tensor | None = None
-    ) -> EncodedTriplets:
+    def forward_features(self, images: ByModality, cam_label: torch.Tensor) -> EncodedTriplets:
         """Backbone and PIFE: images of some or all modalities → their tokens and global features.
 
         An image of zeros is a missing one.
         """
         if self.slimming:
-            return self.forward_stages(self.forward_stem(images, cam_label), images, foreground)
+            return self.forward_stages(self.forward_stem(images, cam_label), images)
         present = sort_modalities(images)
         tokens = self.backbone(*self._batch(present, cam_label))
         patches, class_tokens = (split_rows(tensor, present) for tensor in tokens)
@@ -217,14 +205,10 @@ class DeMo(nn.Module):
         rows = self.backbone.stem(*self._batch(present, cam_label), self.slimming.blocks[0])
         return split_rows(rows, present)
 
-    def forward_stages(
-        self, stem: ByModality, images: ByModality, foreground: torch.Tensor | None = None
-    ) -> EncodedTriplets:
+    def forward_stages(self, stem: ByModality, images: ByModality) -> EncodedTriplets:
         """Tokens of `forward_stem` → what the other blocks and PIFE make of them, with slimming."""
         assert self.slimming is not None
-        windows, present = self.backbone.patch_windows, sort_modalities(images)
-        shares = None if foreground is None else patch_shares(foreground, *windows)
-        slimmed = slim_backbone(self.slimming, self.backbone, stem, present, shares)
+        slimmed = slim_backbone(self.slimming, self.backbone, stem, sort_modalities(images))
         context = self._context(slimmed.tokens, slimmed.class_tokens, slimmed.missing)
         context = replace(context, positions=slimmed.stages[-1].kept)
         return EncodedTriplets(context, slimmed.stages, slimmed.loss)

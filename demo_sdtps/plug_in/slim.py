@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from demo_sdtps.config.check import check_stage_keys, reads_masks
+from demo_sdtps.config.check import check_stage_keys
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.plug_in.hosts import block_paths, missing_letters
 from demo_sdtps.runtime.errors import UserError
@@ -28,11 +28,6 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
             "leave it empty."
         )
     check_stage_keys(keys)
-    if reads_masks(cfg):
-        raise UserError(
-            f"MODEL.SLIM_SCORE is {name!r}, which reads foreground masks, but the loader of {host.name} has none; "
-            "choose another score, or train with this project's train_net.py."
-        )
     suffix = 1 if host.suffix and keys.get(host.suffix, False) else 0
     towers = [find_towers(model, path, suffix=suffix)[0] for path in block_paths(model, host)]
     width = towers[0].patches.out_channels

@@ -1,7 +1,7 @@
 """What demo-sdtps check finds in a data set for re-identification: counts by split, beside the published ones.
 
-The counts of a split are "triplets", "identities", "cameras", with scenes in the protocol "scenes", and "masks", the foreground
-masks beside the triplets; those of "all" are of the distinct ones of all splits.
+The counts of a split are "triplets", "identities", "cameras" and, with scenes in the protocol, "scenes"; those of "all" are of
+the distinct ones of all splits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,10 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.check import reads_masks
 from demo_sdtps.datasets import Sample, completeness, find_reader, read_splits, synthetic
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_sampler
-from demo_sdtps.datasets.masks import existing_masks, mask_path
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
 
 Counts = Mapping[str, Mapping[str, int]]  # by split
@@ -26,8 +24,6 @@ Findings = dict[str, Any]
 def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
     """Read the triplets of all splits as training does."""
     splits = read_splits(cfg)
-    if reads_masks(cfg):
-        existing_masks(cfg, splits["train"])
     matched = count_matched(cfg, splits["query"], splits["gallery"])
     train_sampler(cfg, [sample.identity for sample in splits["train"]])
     if decode:
@@ -70,7 +66,6 @@ def count_splits(splits: Mapping[str, Sequence[Sample]], by_scene: bool) -> Coun
         }
         if by_scene:
             numbers["scenes"] = len({sample.scene for sample in samples})
-        numbers["masks"] = sum(mask_path(sample).is_file() for sample in samples)
         counts[split] = numbers
     return counts
 

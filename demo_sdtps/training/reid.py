@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map_only
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.config.check import MASK, reads_masks
 from demo_sdtps.config.common import IMAGE_KEYS
 from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.datasets import (
@@ -28,7 +27,6 @@ from demo_sdtps.datasets import (
 from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, batches, train_loader
-from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, read_records, reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
@@ -163,7 +161,7 @@ class ReIDLoss(nn.Module):
         self.centers.to(next(model.parameters()).device)
 
     def forward(self, batch: Batch) -> Loss:
-        output: TrainingOutput = self.network(batch.images, batch.cameras, foreground=batch.mask)
+        output: TrainingOutput = self.network(batch.images, batch.cameras)
         # Each of several processes computes the loss of the whole batch, and mines its triplets there.
         output, labels = tree_map_only(torch.Tensor, all_gather, (output, batch.labels))
         targets = self.teacher(batch) if self.teacher else {}
@@ -274,7 +272,5 @@ def data_lines(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str
         names = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
         for place, name in enumerate(names):
             paths[f"{split} {name}"] = [sample.paths[place] for sample in samples]
-    if reads_masks(cfg):
-        paths[f"train {MASK}"] = existing_masks(cfg, splits["train"])
     root = cfg.DATASETS.ROOT_DIR
     return {name: describe_files(root, filter(None, files)) for name, files in paths.items()}

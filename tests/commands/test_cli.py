@@ -29,7 +29,7 @@ def test_help(command, program):
     words = () if program in EVERY else program.split()
     code, stdout, stderr = command(main if program in EVERY else dispatch, *words, "--help")
     assert code == 0 and not stderr and stdout.startswith("usage: ")
-    # One flag, with one description in every command that writes a file; runs and masks are replaced otherwise, studies go on.
+    # One flag, with one description in every command that writes a file; runs are replaced otherwise, studies go on.
     if program != "study" and ("--json" in stdout or "--output" in stdout):
         assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(
             stdout.split()

@@ -325,5 +325,5 @@ def test_cached_images_are_not_changed_by_augmentation(tiny_root):
     )
     for seed in range(10):
         dataset[1, seed]
-    for cached, path in zip(dataset.cached[1][0], samples[1].paths, strict=True):
+    for cached, path in zip(dataset.cached[1], samples[1].paths, strict=True):
         assert np.array_equal(cached.numpy(), decode(path).numpy())

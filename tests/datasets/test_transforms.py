@@ -15,10 +15,12 @@ from triplets import PLAIN, SCALED, config, normalise, random_image
 
 from demo_sdtps.datasets.transforms import TrainTransform, erase, pad_and_crop, test_transform
 
+JOINT = ["INPUT.JOINT_AUGMENTATION", "True"]
+
 
 def augment(transform, image, rng=random):
     """One image by a transform of samples."""
-    return transform([image], None, rng)[0][0]
+    return transform([image], rng)[0]
 
 
 def test_evaluation_resizes_bilinearly_first(tiny_root):
@@ -116,17 +118,38 @@ def test_half_of_the_images_are_erased_with_normal_noise(tiny_root):
     assert abs((noise.abs() < 1).double().mean() - inner) < error * (inner * (1 - inner)) ** 0.5
 
 
+def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
+    """Flip, padding and cropping one after the other, by what the recorded seed draws."""
+    images = [random_image(seed=seed) for seed in range(3)]
+    transform = TrainTransform(
+        config(tiny_root, *JOINT, "INPUT.RE_PROB", "0.0", "INPUT.PADDING", "4")
+    )
+    for seed in range(shift_seed(), shift_seed(20)):
+        draw = random.Random(seed)
+        flip, down, right = draw.random() < 0.5, draw.randint(-4, 4), draw.randint(-4, 4)
+        for image, original in zip(transform(images, random.Random(seed)), images, strict=True):
+            moved = F.pad(original.flip(2) if flip else original, (4,) * 4)
+            moved = moved[:, 4 - down : 36 - down, 4 - right : 20 - right]
+            assert_close(image, normalise(moved), *SCALED)
+
+
+def test_joint_augmentation_erases_each_image_apart(tiny_root):
+    transform = TrainTransform(config(tiny_root, *JOINT, *PLAIN[:-1], "1.0"))
+    white = torch.full((3, 32, 16), 255, dtype=torch.uint8)
+    images = transform([white, white, white], random.Random(0))
+    erased = [(image != 1).any(0) for image in images]
+    assert all(area.any() and not area.all() for area in erased)
+    assert not torch.equal(erased[0], erased[1]) and not torch.equal(erased[1], erased[2])
+
+
 @pytest.mark.parametrize("absent", [(), (0,), (0, 2)])
-@pytest.mark.parametrize("joint", [False, True], ids=["triplet", "triplet with its mask"])
-def test_dropout_keeps_one_of_the_present_modalities(tiny_root, absent, joint):
-    """Each of them in some draw, also where all would be dropped; the mask, which is no modality, is never dropped."""
-    opts = ("INPUT.JOINT_AUGMENTATION", str(joint), "INPUT.MODALITY_DROPOUT", "0.999")
-    transform = TrainTransform(config(tiny_root, *PLAIN, *opts))
+def test_dropout_keeps_one_of_the_present_modalities(tiny_root, absent):
+    """Each of them in some draw, also where all would be dropped."""
+    transform = TrainTransform(config(tiny_root, *PLAIN, "INPUT.MODALITY_DROPOUT", "0.999"))
     images = [None if place in absent else random_image(seed=place) for place in range(3)]
-    white = torch.full((1, 32, 16), 255, dtype=torch.uint8) if joint else None
     remaining = []
     for seed in range(shift_seed(), shift_seed(100)):
-        inputs, mask = transform(images, white, random.Random(seed))
-        assert len(inputs) == 3 and (mask.all() if joint else mask is None)
+        inputs = transform(images, random.Random(seed))
+        assert len(inputs) == 3
         remaining.append({place for place, image in enumerate(inputs) if image.any()})
     assert all(remaining) and set.union(*remaining) == {0, 1, 2} - set(absent)

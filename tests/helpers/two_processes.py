@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.config.check import reads_masks
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime import distributed
@@ -51,13 +50,11 @@ def steps(cfg) -> dict:
     network = distributed.wrap_ddp(model.train())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     images = {modality: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for modality in MODALITIES}
-    mask = torch.rand(BATCH, 1, *cfg.INPUT.SIZE_TRAIN) if reads_masks(cfg) else None
     labels, cameras = torch.arange(BATCH) % IDENTITIES, torch.arange(BATCH) // IDENTITIES
     losses = []
     for _ in range(STEPS):
         local = {modality: own(image) for modality, image in images.items()}
-        foreground = None if mask is None else own(mask)
-        output = network(local, own(cameras), foreground=foreground)
+        output = network(local, own(cameras))
         loss, _ = total_loss(
             cfg,
             tree_map_only(torch.Tensor, distributed.all_gather, output),

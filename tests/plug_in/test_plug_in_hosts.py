@@ -258,7 +258,6 @@ STAGE = {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}
     [
         ("TOPReID", {"USE_SDTPS": True}, "loop of TOP-ReID reads outputs by fixed places"),
         ("EDITOR", STAGE, "it multiplies the attention of all blocks"),
-        ("UGG", STAGE | {"SLIM_SCORE": "supervised"}, "the loader of UGG-ReID has none"),
         ("UGG", STAGE | {"SLIM_SCORE": "self_supervised"}, "the training of UGG-ReID adds none"),
         ("UGG", STAGE | {"SLIM_SCORE": "studies.baselines:ToMe"}, "ToMe', which is no score"),
         ("UGG", STAGE | {"SLIM_BLOCKS": [4]}, "has 4 blocks"),

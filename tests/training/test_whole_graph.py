@@ -52,8 +52,7 @@ def test_model_and_loss_are_one_graph(name):
     """In training and in evaluation, with the results of no graph to the last bit."""
     plain, model = (tiny_model(*CASES[name]) for _ in range(2))
     cfg, (images, cameras) = tiny_cfg(*CASES[name]), random_images(1)
-    masks = torch.rand(4, 1, 64, 32).round()
-    batch = Batch(images, torch.tensor([0, 0, 1, 1]), cameras, masks)
+    batch = Batch(images, torch.tensor([0, 0, 1, 1]), cameras)
     teacher, losses = None, []
     if name == "distilled":
         dense = tiny_model(*FUSION, seed=1).eval().requires_grad_(False)

@@ -16,7 +16,6 @@ from demo_sdtps.modeling.checkpoints.names import to_demo
 
 STAGES = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
 ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]")
-WITH_MASKS = ("INPUT.JOINT_AUGMENTATION", "True")
 
 
 def score(name):
@@ -91,7 +90,7 @@ def test_a_score_trained_with_other_stages(checkpoint, evaluate):
     others = ("MODEL.SLIM_BLOCKS", "[2,4]", "MODEL.SLIM_KEEP", "[0.7,0.6]")
     code, record, _ = evaluate(weights, *others, *score("sdtps"))
     assert code == 0 and set(record) == {"1", "2", "3"}
-    for opts in ((*ONE_STAGE, *score("sdtps")), (*STAGES, *score("supervised"), *WITH_MASKS)):
+    for opts in ((*ONE_STAGE, *score("sdtps")), (*STAGES, *score("self_supervised"))):
         code, _, stderr = evaluate(weights, *opts)
         assert code == 2 and f"The weights {weights} do not fit" in stderr
 

@@ -8,7 +8,7 @@ import torch
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, backbone_cfg, disturb
 from numeric import assert_close, shift_seed
 from sdtps_cases import assert_gradients_equal
-from slim_models import attention, cross_entropy, distinctness, nudge, probe_gradients, supervised
+from slim_models import attention, distinctness, nudge, probe_gradients, supervised
 from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, random_images, tiny_cfg
 
@@ -204,41 +204,6 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
         patches = stem["RGB"][row, 1:][others]
         weights = (score[row, others] - score[row, others].max()).double().exp()
         assert_close(extra, weights @ patches / weights.sum(), 8, 8)
-
-
-def test_the_loss_against_masks():
-    """Binary cross-entropy written out, its mean over patches, images, modalities and stages, 0 for a missing image, times
-    its weight once."""
-    opts = (
-        "MODEL.SLIM_SCORE",
-        "supervised",
-        "MODEL.SLIM_LOSS_WEIGHT",
-        0.3,
-        "MODEL.SLIM_SHARED",
-        False,
-    )
-    cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.5,0.5]", *opts)
-    images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
-    stem = run_stem(backbone, images, 1)
-    present = {name: torch.ones(2, 3, 1, 1) for name in MODALITIES}
-    present["TI"][1] = 0
-    actual = slim_backbone(slimming.train(), backbone, stem, present, shares)
-    terms = [
-        cross_entropy(stage.score[name][row], shares[row, stage.scored[name][row]])
-        if present[name][row].any()
-        else [0.0]
-        for stage in actual.stages
-        for name in MODALITIES
-        for row in range(2)
-    ]
-    # Stages have unlike numbers of patches: first the mean of each.
-    expected = 0.3 * sum(sum(row_terms) / len(row_terms) for row_terms in terms) / len(terms)
-    assert_close(actual.loss, [expected], 2, 2 * 8, len(MODALITIES), 2)
-    learning = [*slimming.parameters(), images["NI"]]
-    gradients = torch.autograd.grad(actual.loss.sum(), learning, retain_graph=True)
-    assert all(gradient.abs().max() > 0 for gradient in gradients)
-    assert slim_backbone(slimming, backbone, stem).loss is None
-    assert slim_backbone(slimming.eval(), backbone, stem, foreground=shares).loss is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

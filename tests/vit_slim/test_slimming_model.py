@@ -6,7 +6,7 @@ import pytest
 import torch
 from choices import margins
 from compilers import COMPILES, IN_THE_COMPILER
-from numeric import assert_close, assert_order, generator, tolerance
+from numeric import assert_close, assert_order, tolerance
 from tiny import (
     CAMERAS,
     CLASSES,
@@ -38,7 +38,7 @@ FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
-QUICKEST = ("saliency", "supervised")
+QUICKEST = ("saliency", "self_supervised")
 EVIT, TOME = (f"studies.baselines:{name}" for name in ("EViT", "ToMe"))
 
 
@@ -54,11 +54,6 @@ def slim_model(score="distinctness", *opts):
     return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *shared, *opts)
 
 
-def random_masks(images, seed=0):
-    draws = torch.rand(images["RGB"][:, :1].shape, generator=generator(seed))
-    return (draws > 0.5).float()
-
-
 def exact(images):
     """In float64, where the tokens have no roundings that change what is kept."""
     return {name: image.double() for name, image in images.items()}
@@ -70,7 +65,7 @@ def warm_up(model, seed=7):
     with torch.no_grad():
         for step in range(3):
             images, cameras = random_images(seed + step)
-            model(images, cameras, foreground=random_masks(images))
+            model(images, cameras)
     return model.eval()
 
 
@@ -94,7 +89,9 @@ def alike(one, other):
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
-    model = warm_up(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
+    model = warm_up(
+        slim_model(score, "MODEL.SLIM_SHARED", score != "self_supervised", *FUSION)
+    ).double()
     images, _ = random_images(1, batch=5)
     images, cameras = exact(images), torch.tensor([3, 1, 1, 3, 1])
     together = encode_cases(model, images, cameras, CASES)
@@ -117,20 +114,21 @@ def test_every_case_of_missing_modalities(score):
 def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     """Values, loss and gradients in training are those of each triplet alone, whose missing images count for nothing."""
     opts = ("MODEL.SLIM_SHARED", is_shared, "MODEL.USE_SDTPS", True)
-    model = warm_up(slim_model("supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
+    model = warm_up(
+        slim_model("self_supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)
+    ).double()
     model.slimming.train()
     images, cameras = random_images(8, batch=len(CASES))
-    images, masks = exact(images), random_masks(images).double()
+    images = exact(images)
     for row, case in enumerate(CASES):
         for name in case:
             images[name][row] = 0
     images["NI"].requires_grad_()
-    together = model.forward_features(images, cameras, masks)
+    together = model.forward_features(images, cameras)
     alone = [
         model.forward_features(
             {name: image[row : row + 1] for name, image in images.items()},
             cameras[row : row + 1],
-            masks[row : row + 1],
         )
         for row in range(len(CASES))
     ]
@@ -213,8 +211,7 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     model = slim_model(score, *FUSION).train()
     with FakeTensorMode(allow_non_fake_inputs=True):
         images = {name: torch.randn(4, 3, 64, 32, requires_grad=True) for name in MODALITIES}
-        cameras, masks = torch.zeros(4, dtype=torch.long), torch.rand(4, 1, 64, 32)
-        outputs = model(images, cameras, foreground=masks)
+        outputs = model(images, torch.zeros(4, dtype=torch.long))
         loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
         (gradient,) = torch.autograd.grad(loss, images["NI"])
     assert gradient.shape == (4, 3, 64, 32)
@@ -233,20 +230,20 @@ def test_bfloat16_is_near_float32(score):
     assert torch.cosine_similarity(exact, half).min() > 0.9  # single patches may change
     model.train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = model(images, cameras, foreground=random_masks(images))
+        outputs = model(images, cameras)
         labels = torch.tensor([0, 0, 1, 1])
         loss, parts = total_loss(tiny_cfg(), outputs, labels, model.head_weights)
     loss.backward()
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
-    assert ("auxiliary" in parts) == (score in ("supervised", "self_supervised"))
+    assert ("auxiliary" in parts) == (score == "self_supervised")
 
 
 def test_frozen_backbones_leave_the_heads_to_learn():
-    model = slim_model("supervised", "MODEL.FROZEN", "True").train()
+    model = slim_model("self_supervised", "MODEL.FROZEN", "True").train()
     images, _ = random_images(11)
     cameras = torch.zeros(4, dtype=torch.long)
-    model(images, cameras, foreground=random_masks(images)).auxiliary.backward()
+    model(images, cameras).auxiliary.backward()
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert reached >= {name for name, _ in model.named_parameters() if name.startswith("slimming.")}
     assert not any(name.startswith("backbone.vit.") for name in reached)
@@ -265,7 +262,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_slimming_is_eager_slimming():
-    eager, compiled = (warm_up(slim_model("supervised")) for _ in range(2))
+    eager, compiled = (warm_up(slim_model("self_supervised")) for _ in range(2))
     compiled.backbone.compile_blocks()
     for seed in count(12):  # until patches are chosen clearly
         images, cameras = random_images(seed)
@@ -278,7 +275,7 @@ def test_compiled_slimming_is_eager_slimming():
     assert_close(*features, *ENCODER, *ENCODER)
     gradients = []
     for model in (eager, compiled):
-        outputs = model.train()(images, cameras, foreground=random_masks(images))
+        outputs = model.train()(images, cameras)
         loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
         gradients.append(torch.autograd.grad(loss, model.backbone.vit.blocks[0].attn.qkv.weight)[0])
     assert_close(*gradients, *4 * ENCODER)

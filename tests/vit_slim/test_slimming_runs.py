@@ -34,7 +34,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
     """Heads and their optimiser's state are in the checkpoint; every command reads it."""
     more = [
         "MODEL.SLIM_SCORE",
-        "supervised",
+        "self_supervised",
         "SOLVER.AMP",
         "bf16",
         "MODEL.GLOBAL_LOCAL",
@@ -76,7 +76,6 @@ def slim(blocks, keep, *more):
         (slim("[2]", "[0.5, 0.5]"), "one share for each block"),
         (slim("[4, 2]", "[0.5, 0.5]"), "write [2, 4]"),
         (slim("[2]", "[1.2]"), "(0, 1]"),
-        (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), "JOINT_AUGMENTATION is False"),
     ],
 )
 def test_mistakes_in_the_configuration(opts, message):
