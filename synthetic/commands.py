@@ -144,7 +144,7 @@ def _check_free(target: Path, overwrite: bool) -> None:
 def triplets(arguments: list[str] | None = None) -> None:
     options = parse_flags(
         arguments,
-        "Write synthetic pedestrians, or vehicles, in RGB, near and thermal infrared, in the layout of RGBNT201, with masks.",
+        "Write synthetic pedestrians, or vehicles, in RGB, near and thermal infrared, in the layout of RGBNT201.",
         FOLDER,
         (*TRIPLET_FLAGS, SKIP, WORKERS),
         **SWITCHES,
@@ -167,7 +167,7 @@ def triplets(arguments: list[str] | None = None) -> None:
     cli.print_lines(
         f"Wrote {options.identities * per_identity} training triplets of {options.identities} identities and "
         f"{options.test_identities * per_identity} test triplets of {options.test_identities} others, "
-        f"{numbers['height']}x{numbers['width']} pixels (height x width), with masks, to {target}",
+        f"{numbers['height']}x{numbers['width']} pixels (height x width), to {target}",
         f"To train on it, give DATASETS.NAMES Synthetic DATASETS.ROOT_DIR {options.root}",
     )
 

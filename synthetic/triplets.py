@@ -15,7 +15,6 @@ from numpy.random import Generator
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.masks import MASK
 from demo_sdtps.runtime.progress import progress
 from synthetic.scene import CAMERAS, Camera, Canvas
 
@@ -121,13 +120,13 @@ def write_data_set(
     workers: int = 1,
     **drawing: Any,
 ) -> dict[str, int]:
-    """Write triplets and masks in the layout of RGBNT201, drawn by `workers` processes → the number of triplets in each split.
+    """Write triplets in the layout of RGBNT201, drawn by `workers` processes → the number of triplets in each split.
     `kind` is the module of what is drawn, pedestrians or vehicles: `make_identities(number, seed)` and `draw_triplet`.
     `skip_identities` leaves out the first ones of the seed; `drawing` are the other arguments of `write_identity`."""
     number = skip_identities + identities + test_identities
     objects = kind.make_identities(number, seed)[skip_identities:]
     for split in SPLITS:
-        for name in (*MODALITIES, MASK):
+        for name in MODALITIES:
             (folder / split / name).mkdir(parents=True)
     numbered = enumerate(objects, start=skip_identities + 1)
     tasks = [(folder / SPLITS[n > skip_identities + identities], n, one) for n, one in numbered]
@@ -155,11 +154,10 @@ def write_identity(
     for camera, index in product(range(len(CAMERAS)), range(images_per_camera)):
         rng = np.random.default_rng([seed, 2, number, camera, index])
         night = is_night(camera, rng)
-        images, mask = draw_triplet(identity, camera, night, height, width, rng, unaligned)
+        images, _ = draw_triplet(identity, camera, night, height, width, rng, unaligned)
         name = f"{number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
         for modality, image in images.items():
             Image.fromarray(image).save(folder / modality / f"{name}.jpg", quality=quality)
-        Image.fromarray(np.uint8(mask) * 255).save(folder / MASK / f"{name}.png")
 
 
 def _map(

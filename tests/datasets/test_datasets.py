@@ -18,7 +18,6 @@ from triplets import catch_message, config
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
 from demo_sdtps.datasets.base import endings
-from demo_sdtps.datasets.masks import mask_path
 
 FOLDERS = {
     "RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
@@ -76,11 +75,8 @@ def test_only_the_splits_asked_for_are_read(tmp_path, name):
     assert read(tmp_path, name, ("query",)) == {"query": expected}
 
 
-def test_neither_masks_nor_other_files_are_read(tmp_path, name):
+def test_other_files_are_not_read(tmp_path, name):
     expected = WRITERS[name](tmp_path)
-    for path in [mask_path(sample) for samples in expected.values() for sample in samples]:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"x")
     for folder, _, _ in list(os.walk(tmp_path)):
         for file in ("Thumbs.db", "._0001.jpg"):  # of Windows and of macOS
             (Path(folder) / file).write_bytes(b"x")

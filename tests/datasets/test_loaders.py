@@ -44,19 +44,14 @@ from seps.captions import (
 )
 from seps.model import load_tokenizer
 
-MASKS = shlex.split(
-    "INPUT.JOINT_AUGMENTATION True MODEL.SLIM_BLOCKS [2] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE supervised"
-)
 
-
-@pytest.fixture(params=["triplets", "triplets with masks", "captions"])
+@pytest.fixture(params=["triplets", "captions"])
 def make(request):
     """Of KEY, VALUE, … options: → a training loader and the function that gives its batches, lists of tensors that begin
     with images."""
 
     def triplets(*opts):
-        masks = MASKS if "masks" in request.param else ()
-        cfg = config(request.getfixturevalue("tiny_root"), "INPUT.RE_PROB", "0.5", *masks, *opts)
+        cfg = config(request.getfixturevalue("tiny_root"), "INPUT.RE_PROB", "0.5", *opts)
         loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
         return loader, lambda loader: map(Batch.tensors, batches(loader))
 
