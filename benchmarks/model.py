@@ -26,9 +26,9 @@ from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_da
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.checkpoints.names import from_demo
+from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.modalities import ByModality
-from demo_sdtps.plug_in.fast import make_modules
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.training.optim import make_optimizer
 from synthetic import pedestrians, triplets
@@ -227,7 +227,12 @@ class Fast(nn.Module):
 
     def __init__(self, reference: Fusion):
         super().__init__()
-        self.hdm, self.atmoe = make_modules(reference)
+        weights = reference.state_dict()
+        weights = from_demo({f"generalFusion.{name}": tensor for name, tensor in weights.items()})
+        width = weights["hdm.query"].shape[1]
+        self.hdm = HDM(width)
+        self.atmoe = ATMoE(width, width // weights["atmoe.expert_weight"].shape[-1])
+        self.load_state_dict(weights, assign=True)
 
     def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         return self.atmoe(self.hdm(patches, global_feats))

@@ -63,8 +63,6 @@ class Host:
     """What the forward of a model does that cannot be read from its modules."""
 
     name: str
-    # module and function that make the model
-    factory: tuple[str, str] = ("modeling.make_model", "make_model")
     towers: tuple[str, ...] = ("BACKBONE.base",)  # paths of the Vision Transformers
     # in which it encodes images not known: of missing modalities
     order: tuple[str, ...] = MODALITIES
@@ -76,8 +74,6 @@ class Host:
     backbone: str = ""  # module that returns (patches, global, …), of a model that SDTPS fits; else SDTPS is refused
     fusion: str = ""  # module that is given the slimmed tokens
     has_patterns: bool = False  # whether the forward knows return_pattern
-    # module and function of the training loop that evaluates a single return pattern in some settings
-    evaluation: tuple[str, str] | None = None
     # argument of the forward that is true in training; else the module's mode says it
     mode: str = ""
     pair: int = 0  # place of the pair of SDTPS in the output in training
@@ -89,18 +85,15 @@ HOSTS = {
         backbone="BACKBONE",
         fusion="generalFusion",
         has_patterns=True,
-        evaluation=("engine.processor", "training_neat_eval"),
     ),
     "UGG": Host(
         "UGG-ReID",
-        ("modeling.make_model_ugg", "make_model"),
         backbone="BACKBONE",
         has_patterns=True,
     ),
     "Signal": Host(
         "Signal",
-        ("modeling.make_model", "make_frame"),
-        ("clip_vision_encoder.base",),
+        towers=("clip_vision_encoder.base",),
         restore=True,
         backbone="clip_vision_encoder",
         mode="training",

@@ -55,7 +55,7 @@ def test_help_comes_before_torch_and_before_other_processes(tmp_path):
     program.write_text(f"""
 import contextlib, io, json, runpy, sys
 results = {{}}
-scripts = {[*others, "demo_sdtps/__main__.py"]!r}
+scripts = {others!r}
 starts = [*scripts, *(f"demo_sdtps/commands/__main__.py {{name}}" for name in {[*COMMANDS]!r})]
 for start in [*(f"{{start}} --help" for start in starts), "train_net.py --keys sdtps"]:
     sys.argv = start.split()

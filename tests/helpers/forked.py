@@ -14,10 +14,7 @@ from launch import free_port
 
 LONGEST = 300
 """Seconds after which a process hangs."""
-LOADED = [
-    *("fvcore.nn", "torch.utils.tensorboard", "demo_sdtps.plug_in.launch"),
-    *("demo_sdtps.plug_in.fast", "demo_sdtps.training.reid", "seps.training"),
-]
+LOADED = ["fvcore.nn", "torch.utils.tensorboard", "demo_sdtps.training.reid", "seps.training"]
 """What the processes have in common."""
 
 

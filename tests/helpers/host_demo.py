@@ -3,7 +3,6 @@
 Writes FOLDER/figures.json. Runs in a process of its own, as the checkout's modules have common names.
 """
 
-import copy
 import json
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import demo_sdtps
 from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.plug_in.fast import FastFusion
 
 CLASSES, CAMERAS, SMALL = 171, 4, [128, 64]
 SIZES = [word for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for word in (key, SMALL)]
@@ -39,7 +37,6 @@ CASES = {
     "ImageNet, HDM, ATM, no PIFE, DIRECT 0": [*IMAGENET, *ON],
     "slimmed CLIP, HDM, ATM": STAGES,
     "slimmed CLIP, HDM, overlapping patches, n missing": [*MISSING, *STAGES],
-    "slimmed CLIP, own sets by distinctness": [*OFF, *STAGES, *OWN, "distinctness"],
     "slimmed ImageNet, own sets by saliency": [*IMAGENET, *STAGES, *OWN, "saliency"],
 }
 
@@ -68,22 +65,19 @@ def theirs(make, checkout, opts):
         for name, parameter in model.named_parameters():
             if name.endswith("cv_embed"):
                 parameter.normal_(std=0.02)
-    return cfg, demo_sdtps.patch(model, cfg)
+    return demo_sdtps.patch(model, cfg)
 
 
 def compare(make, checkout, folder, opts):
-    """Largest relative differences of our features, of --fast's and of load_param's; shapes and gradients in training."""
-    cfg, model = theirs(make, checkout, opts)
+    """Largest relative differences of our features and of load_param's; shapes and gradients in training."""
+    model = theirs(make, checkout, opts)
     torch.save(model.state_dict(), folder / "theirs.pth")
     ours_cfg = demo_sdtps.load_cfg("RGBNT201/DeMo.yml", [str(word) for word in opts])
     ours = demo_sdtps.make_model(ours_cfg, CLASSES, CAMERAS).eval()
     load_weights(ours, read_checkpoint(folder / "theirs.pth"))
-    others = {"copy": theirs(make, checkout, opts)[1]}
+    others = {"copy": theirs(make, checkout, opts)}
     others["copy"].load_param(str(folder / "theirs.pth"))
-    if cfg.MODEL.HDM:
-        others["fast"] = copy.deepcopy(model)
-        FastFusion.replace(others["fast"], cfg)
-    comparison = dict.fromkeys(("ours", "copy", "fast"), 0.0)
+    comparison = dict.fromkeys(("ours", "copy"), 0.0)
     for batch in (2, 3):
         torch.manual_seed(batch)
         images, cameras = (

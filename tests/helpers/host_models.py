@@ -1,6 +1,6 @@
 """The models of the code bases that the plug-in knows, each from its checkout, with random weights and without a GPU.
 
-    python host_models.py WORDS …    python -m demo_sdtps WORDS …, in the checkout that PYTHONPATH begins with
+    python host_models.py SCRIPT WORDS …    a script of the checkout that PYTHONPATH begins with, whose models are patched
 
 Nothing of a host is here but the names that its own training script calls, and what its loop does with the outputs. A process
 builds one: the hosts' modules have common names.
@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from host_imitation import imitate, random_clip, stub
 from torch import Tensor, nn
+
+import demo_sdtps
 
 sys.dont_write_bytecode = True  # checkouts stay as they are
 PERSONS, VEHICLES, BATCH = 171, 50, 4  # RGBNT201
@@ -325,5 +327,11 @@ HOSTS = {
 
 if __name__ == "__main__":
     imitate()
-    sys.argv[0] = "demo_sdtps"
-    runpy.run_module("demo_sdtps", run_name="__main__", alter_sys=True)
+    cfg = demo_sdtps.add_config(importlib.import_module("config").cfg)
+    modeling = importlib.import_module("modeling")
+    make_model = modeling.make_model
+    modeling.make_model = lambda *arguments, **words: demo_sdtps.patch(
+        make_model(*arguments, **words), cfg
+    )
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""The plug-in on a checkout of DeMo, HOSTS/DeMo (test_hosts.py): features of this project's model, DeMo's own loop, --fast."""
+"""The plug-in on a checkout of DeMo, HOSTS/DeMo (test_hosts.py): features of this project's model, DeMo's own loop."""
 
 import json
 import os
@@ -49,24 +49,19 @@ def python(tmp_path):
 
 
 def test_features_are_those_of_our_model(python, tmp_path):
-    """A state dict of the patched model, loaded here and by load_param: patterns 1, 2, 3 of batches of 2 and 3; --fast."""
+    """A state dict of the patched model, loaded here and by load_param: patterns 1, 2, 3 of batches of 2 and 3."""
     python(HELPERS / "host_demo.py", CHECKOUT, tmp_path)
     text = (tmp_path / "figures.json").read_text()
     print(text)
     for setting, actual in json.loads(text).items():
-        assert (
-            actual["ours"] < 1e-6
-            and actual["copy"] == 0
-            and actual["fast"] < 1e-5
-            and actual["finite"]
-        ), setting
+        assert actual["ours"] < 1e-6 and actual["copy"] == 0 and actual["finite"], setting
         if not setting.startswith("slimmed"):
             assert actual["pair"] == [[3, 171], [3, 1536 if "CLIP" in setting else 2304]]
 
 
 @pytest.mark.parametrize("modules", [[], OFF])
 def test_demos_own_loop_and_evaluation(python, tiny_root, tmp_path, modules):
-    """Six steps, the three patterns, a checkpoint, and test_net.py with it, with and without --fast."""
+    """Six steps, the three patterns and a checkpoint of DeMo's own script."""
     folders = f"--config_file {CHECKOUT}/configs/RGBNT201/DeMo.yml DATASETS.ROOT_DIR {tiny_root}"
     words = [*folders.split(), "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
     run = partial(python, HELPERS / "host_models.py")
@@ -77,8 +72,5 @@ def test_demos_own_loop_and_evaluation(python, tiny_root, tmp_path, modules):
         trained.count(f"Current is the {name} feature testing!") == 1
         for name in ("ori", "moe", "[moe,ori]")
     )
-    best = tmp_path / "run" / "DeMobest.pth"
-    tested = [run(*fast, "--weight", best, "test_net.py", *words) for fast in ([], ["--fast"])]
-    results = [re.findall(r"(mAP|Rank-\d+) *: *([\d.]+)%", output) for output in (trained, *tested)]
-    assert results[0][-4 - 4 : -4] == results[1] == results[2] and len(results[1]) == 4
-    print(losses, results[1])
+    assert (tmp_path / "run" / "DeMobest.pth").is_file()
+    print(losses)
