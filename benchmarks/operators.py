@@ -23,11 +23,8 @@ from demo_sdtps.training.optim import make_optimizer
 
 BUDGETS = {
     DENSE: (245, 900),
-    "distinctness": (350, 977),
-    "supervised": (320, 1081),
     "self_supervised": (320, 1150),
     "saliency": (430, 977),
-    "sdtps": (560, 1253),
 }
 """Operators at most, of inference and of a training step, by MODEL.SLIM_SCORE."""
 NO_KERNELS = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty_strided"}

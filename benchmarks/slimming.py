@@ -81,7 +81,7 @@ class Setting(NamedTuple):
 
 
 STAGES = (0, 4)
-MEASURED_SCORES = ("saliency", "supervised", "self_supervised")
+MEASURED_SCORES = ("saliency", "self_supervised")
 LESS = Setting("self_supervised", STAGES, (0.5, 0.5))
 SLIM_SETTINGS = {
     "ViT-B-16": (LESS, *(Setting(score, STAGES, (0.4, 0.5)) for score in MEASURED_SCORES)),

@@ -17,7 +17,7 @@ from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.runtime.files import check_output_file, read_json, write_json
 from demo_sdtps.runtime.progress import progress
 
-SCORES = ("saliency", "distinctness")
+SCORES = ("saliency",)
 """Those of `demo_sdtps.slim` that need no training."""
 DEPTHS = (0, 1 / 3, 1 / 2, 2 / 3, 5 / 6)
 KEPT = (0.9, 0.7, 0.5)

@@ -86,9 +86,8 @@ def slim_curve() -> None:
         "Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained with: for each score "
         "and setting the operations of the backbone against the dense model, and mAP and Rank-1 of TEST.RETURN_PATTERN."
     )
-    default, scores = ["saliency", "distinctness"], "MODEL.SLIM_SCORE of each curve (default: %s)"
-    scores %= " ".join(default)
-    parser.add_argument("--scores", nargs="+", default=default, metavar="SCORE", help=scores)
+    scores = "MODEL.SLIM_SCORE of each curve (default: saliency)"
+    parser.add_argument("--scores", nargs="+", default=["saliency"], metavar="SCORE", help=scores)
     parser.add_argument(
         "--blocks",
         nargs="+",

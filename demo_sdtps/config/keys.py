@@ -103,8 +103,8 @@ KEYS = (
     Key(
         "MODEL.SLIM_SCORE",
         "saliency",
-        "score by which patches are kept: saliency, distinctness, sdtps, supervised, self_supervised (docs/method.md), or "
-        "package.module:Class of your own",
+        "score by which patches are kept: saliency, self_supervised (docs/method.md), or package.module:Class, a subclass of "
+        "vit_slim.Score",
     ),
     Key("MODEL.SLIM_SHARED", True, "keep equal positions in all modalities; False: each its own"),
     Key("MODEL.SLIM_MERGE", True, "merge the dropped patches, into one token or as the score says"),

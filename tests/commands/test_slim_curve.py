@@ -46,22 +46,20 @@ def score(command, tmp_path):
 
 @pytest.mark.slow
 def test_the_numbers_are_those_of_test_net(words, curve, score, tmp_path):
-    options = "--scores distinctness --blocks 2 1,3 --keep 0.5"
+    options = "--scores saliency --blocks 2 1,3 --keep 0.5"
     (dense, *points), stdout = curve(words, options, "curve.png")
     assert [(point["score"], point["blocks"], point["keep"]) for point in points] == [
-        ("distinctness", [2], [0.5]),
-        ("distinctness", [1, 3], [0.5, 0.5]),
+        ("saliency", [2], [0.5]),
+        ("saliency", [1, 3], [0.5, 0.5]),
     ]
     assert (dense["score"], dense["operations"]) == ("", 1.0)
     # Half of the patches in the last four of six blocks, and an extra token; scoring costs little.
     assert points[1]["operations"] < points[0]["operations"]
     assert abs(points[0]["operations"] - 4 / 6) < 0.05
-    slim = "MODEL.SLIM_BLOCKS=[1,3] MODEL.SLIM_KEEP=[0.5,0.5] MODEL.SLIM_SCORE=distinctness"
+    slim = "MODEL.SLIM_BLOCKS=[1,3] MODEL.SLIM_KEEP=[0.5,0.5] MODEL.SLIM_SCORE=saliency"
     record = score(*words, *slim.split())
     assert (points[1]["mAP"], points[1]["rank1"]) == (record["mAP"], record["Rank-1"])
-    rows = [
-        line.split() for line in stdout.splitlines() if line.startswith(("dense", "distinctness"))
-    ]
+    rows = [line.split() for line in stdout.splitlines() if line.startswith(("dense", "saliency"))]
     assert [row[-2] for row in rows] == [f"{100 * point['mAP']:.1f}" for point in (dense, *points)]
     with Image.open(tmp_path / "curve.png") as image:
         assert min(image.size) > 300

@@ -71,7 +71,7 @@ def clear_triplets(model, batch=3):
     [
         [*STAGES, *FUSED],
         [*STAGES, "MODEL.SLIM_MERGE", False, "MODEL.DIRECT", 0],
-        [*STAGES, *OWN, "distinctness", "MODEL.GLOBAL_LOCAL", False],
+        [*STAGES, *OWN, "saliency", "MODEL.GLOBAL_LOCAL", False],
         [*STAGES, "TEST.MISS", "rt", *FUSED],
         [*ON, "MODEL.DIRECT", 0],
         [*ON, "MODEL.HDM", True],

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow  # test_export_onnx.py has the fast ones
 BATCHES = (1, 2, 7)
 SLIM = shlex.split(
     "MODEL.USE_SDTPS False MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True "
-    "MODEL.SLIM_SCORE supervised"
+    "MODEL.SLIM_SCORE self_supervised"
 )
 
 
@@ -221,9 +221,7 @@ def test_features_need_no_torch(exported, files):
         for name, case in CASES.items()
     ],
 )
-@pytest.mark.parametrize(
-    "settings", [{"score": "saliency"}, {"score": "distinctness", "shared": False}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"score": "saliency"}, {"shared": False}], ids=str)
 def test_models_of_slim_are_exported_for_any_batch(case, settings, tmp_path):
     """By torch.export, and the first of them by ONNX."""
     dense = case.model().float()

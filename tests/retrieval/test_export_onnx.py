@@ -31,7 +31,7 @@ FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 MODELS = {
     "SDTPS": (),
     "saliency": (*SLIM, *FUSION, "MODEL.SLIM_SCORE", "saliency"),
-    "supervised": (*SLIM, "MODEL.SLIM_SCORE", "supervised"),
+    "self_supervised": (*SLIM, "MODEL.SLIM_SCORE", "self_supervised"),
     "ToMe": (*SLIM, "MODEL.SLIM_SCORE", "studies.baselines:ToMe", "MODEL.SLIM_SHARED", False),
 }
 
