@@ -8,7 +8,7 @@
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff (format and rules) and mypy
 # make study      the variants of studies/ that docs/results/ does not hold yet (all of them: half a day on two cores); then make tables;
-#                 a result of other sources than today's is refused: remove it first
+#                 a result of another version is refused: remove it first
 # make tables     the tables and the figures of studies in README.md and docs/, from the JSON in docs/ and the code
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
 #                 REPO_URL=https://… links it to the repository

@@ -1,1 +1,1 @@
-"""What demo-sdtps study runs for docs/, scores that are only measured there, and further measurements."""
+"""Studies of docs/: variants × seeds (`python -m studies.run`), rivals as published, and further measurements."""

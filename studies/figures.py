@@ -6,8 +6,7 @@ from typing import Any
 
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
-from studies.report import COSTS, TIMES, seed_count
-from studies.results import final_metric
+from studies.report import COSTS, TIMES, final_metric, seed_count
 
 STEP = TIMES[1]
 
@@ -67,7 +66,7 @@ def _curves(result: dict[str, Any], what: str) -> dict[str, list[tuple[float, fl
     the mAP in percent, and the end of the name; ascending."""
     curves: dict[str, list[tuple[float, float, float, str]]] = {}
     for variant in result["variants"]:
-        values = list(final_metric(variant, result["patterns"][-1], "mAP").values())
+        values = list(final_metric(variant, result["patterns"][-1]).values())
         if values and what in variant:
             family, _, setting = variant["name"].partition(", ")
             cost = variant[what] / result["variants"][0][what]

@@ -18,7 +18,7 @@ from typing import Any
 from demo_sdtps.config import UserError, cli
 from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.runtime.files import atomic_write
-from studies.results import result_json
+from studies.report import result_json
 
 SWITCH, SETTING = "MODEL.USE_", "MODEL.SDTPS_"
 WITHOUT_EFFECT = ("OUTPUT_DIR", "MODEL.DEVICE_ID", "DATALOADER.NUM_WORKERS")

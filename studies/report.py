@@ -1,34 +1,147 @@
-"""Tables of a study's result: means over seeds, and paired differences."""
+"""The result of a study, a JSON file: the figures of its runs, the choice of learning rates by them, and its tables: means over
+seeds, and differences paired by seed."""
 
-from collections.abc import Sequence
-from itertools import product
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
+from demo_sdtps.config import UserError
+from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, Table, markdown_table, spread
-from studies import results
+from demo_sdtps.runtime.files import read_json
 
+INCOMPLETE = [case for case, missing in CASES.items() if missing]
+FINALISTS = 3
 TIMES = ("inference", "training step")  # of `benchmarks.timing.time_variants`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
-CHOICE = "mAP in percent, {pattern}; bold: the chosen rate."
-LEGEND = "Percent over {seeds}; operations, times and Δ, with its 95 % interval: relative to {first}, or as named."
-CALIBRATED = (
-    "Percent over {seeds} of ten splits of identities. Error: expected calibration error; false and true: accepted pairs of "
-    "different identities and of one, by a threshold for 1 %."
-)
+CROSS_MODAL = "cross_modal_"
 
-LOST_DISTANCE = "pairs"
-"""A value of TEST.CROSS_MODAL_DISTANCE until it lost, of which docs/results has figures."""
+Result = Mapping[str, Any]
+Row = Mapping[str, Any]
+"""A variant of a result: what it is, its costs, and its "runs" by seed."""
+BySeed = dict[str, float]
 
 
-def paired_difference(
-    values: dict[str, float], baseline: dict[str, float]
-) -> tuple[float, float, float] | None:
+def read_result(path: Path) -> dict[str, Any]:
+    """The result of a study at `path`, such as docs/results/slimming.json."""
+    result = read_json(path, {"title": str, "version": str, "patterns": [int], "variants": list})
+    if result is None:
+        raise UserError(f"{path} is no result of a study; give another --json.")
+    return result
+
+
+def result_json(content: Any, levels: int = 4, indent: str = "\n") -> str:
+    """JSON with a line for each entry down to `levels`, and for each that is deeper one with all of its own."""
+    if not levels or not content or not isinstance(content, (dict, list)):
+        return json.dumps(content)
+    entries = [
+        f"{json.dumps(key)}: {result_json(value, levels - 1, indent + ' ')}"
+        for key, value in (content.items() if isinstance(content, dict) else ())
+    ] or [result_json(value, levels - 1, indent + " ") for value in content]
+    start, end = "{}" if isinstance(content, dict) else "[]"
+    return f"{start}{indent} {f',{indent} '.join(entries)}{indent}{end}"
+
+
+def values_by_seed(row: Row, key: str, value_of: Callable[[Any], float]) -> BySeed:
+    """In percent what `value_of` says of the entry `key` of each run that has one."""
+    return {seed: 100 * value_of(run[key]) for seed, run in row["runs"].items() if key in run}
+
+
+def final_metric(row: Row, pattern: int, metric: str = "mAP") -> BySeed:
+    """A metric in percent after the last epoch, by seed, of the runs that finished."""
+    return values_by_seed(row, "patterns", lambda patterns: patterns[str(pattern)][metric])
+
+
+def missing_maps(row: Row, pattern: int) -> BySeed:
+    """mAP in percent by seed, mean over the cases of missing modalities."""
+
+    def mean_case(cases: Mapping[str, Mapping[str, float]]) -> float:
+        return float(np.mean([cases[case][str(pattern)] for case in INCOMPLETE]))
+
+    return values_by_seed(row, "missing", mean_case)
+
+
+def cross_modal_maps(row: Row, key: str, is_common: bool) -> BySeed:
+    """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality, of the measurement
+    `key`."""
+
+    def mean_cell(matrix: Mapping[str, Mapping[str, float]]) -> float:
+        cells = [
+            value
+            for query, values in matrix.items()
+            for gallery, value in values.items()
+            if query != gallery and bool({*query} & {*gallery}) is is_common
+        ]
+        return float(np.mean(cells))
+
+    return values_by_seed(row, key, mean_cell)
+
+
+def next_rates(rows: Iterable[Row], pattern: int) -> list[str]:
+    """The names of the variants of a result that are to be run next with the first seed: in each family the middle of the grid
+    and its neighbours, then the neighbours of the best so far, until these are there."""
+    names = []
+    for members in families(rows).values():
+        maps = first_maps(members, pattern)
+        middle = len(members) // 2
+        around: set[int] = set()
+        for best in (middle, max(maps, key=maps.__getitem__, default=middle)):
+            around |= {*range(max(0, best - 1), min(len(members), best + 2))}
+        names += [str(members[place]["name"]) for place in sorted(around - maps.keys())]
+    return names
+
+
+def finalists(rows: Iterable[Row], pattern: int) -> list[str]:
+    """The names of the variants of a result that have one of the FINALISTS best mAPs of their family with the first seed."""
+    names = []
+    for members in families(rows).values():
+        maps = first_maps(members, pattern)
+        ranked = sorted(maps, key=maps.__getitem__)
+        names += [str(members[place]["name"]) for place in ranked[-FINALISTS:]]
+    return names
+
+
+def first_maps(members: Sequence[Row], pattern: int) -> dict[int, float]:
+    """mAP with the first seed of the members of a family that have a run, by place in the family; 0 of a run that failed."""
+    first = min((seed for one in members for seed in one["runs"]), key=int, default="")
+    started = ((place, one) for place, one in enumerate(members) if one["runs"])
+    return {place: final_metric(one, pattern).get(first, 0.0) for place, one in started}
+
+
+def choice(members: Sequence[Row], pattern: int) -> Row | None:
+    """Of the rates of one family the one with the best mean mAP among those with the most seeds; None where all runs failed."""
+    maps = [[*final_metric(one, pattern).values()] for one in members]
+    most = max(map(len, maps))
+    means = [(np.mean(each), i) for i, each in enumerate(maps) if each and len(each) == most]
+    return members[max(means)[1]] if means else None
+
+
+def families(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The variants of a result with a grid, by what was tuned, in order."""
+    by_family: dict[str, list[Row]] = {}
+    for row in rows:
+        by_family.setdefault(row["family"], []).append(row)
+    return by_family
+
+
+def chosen_rates(folder: Path) -> dict[str, float]:
+    """The rate of each variant that the results rates*.json of a folder chose."""
+    rates = {}
+    for path in sorted(folder.glob("rates*.json")):
+        result = read_result(path)
+        for family, members in families(result["variants"]).items():
+            if best := choice(members, result["patterns"][-1]):
+                rates[family] = best["rate"]
+    return rates
+
+
+def paired_difference(values: BySeed, baseline: BySeed) -> tuple[float, float, float] | None:
     """The mean of values - baseline by seed, and Student's 95 % interval (low, high) of it; None for fewer than two."""
     pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
     return interval(pairs, 1 / len(pairs)) if len(pairs) > 1 else None
@@ -43,61 +156,60 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
     return mean, mean - reach, mean + reach
 
 
-def seed_count(result: dict[str, Any]) -> str:
+def difference_text(values: BySeed, baseline: BySeed) -> str:
+    """The mean difference of paired values and its interval, bold where that excludes 0."""
+    if not (difference := paired_difference(values, baseline)):
+        return ""
+    mean, low, high = difference
+    emphasis = "**" if low > 0 or high < 0 else ""
+    return f"{emphasis}{mean:+.1f}{emphasis} [{low:+.1f}, {high:+.1f}]"
+
+
+def seed_count(result: Result) -> str:
     """The number of seeds of the variants: 1 seed, 5 seeds, 5 to 20 seeds."""
-    counts = sorted({len(variant["runs"]) for variant in result["variants"]})
+    counts = sorted({len(row["runs"]) for row in result["variants"]})
     numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     return f"{numbers} seed{'' if numbers == '1' else 's'}"
 
 
-def result_table(result: dict[str, Any]) -> Table:
-    """What the result of a study is shown as: rates, calibrations, or variants."""
-    first = result["variants"][0]
-    if "family" in first:
-        return rates_table(result)
-    is_calibrated = any("calibration" in run for run in first["runs"].values())
-    return calibration_table(result) if is_calibrated else study_table(result)
-
-
-def study_markdown(result: dict[str, Any]) -> str:
-    """`result_table`, and the failed runs."""
+def study_markdown(result: Result) -> str:
+    """`study_table`, and the failed runs."""
     failures = [
-        f"- {variant['name']}, seed {seed}: {run['failed']}"
-        for variant in result["variants"]
-        for seed, run in variant["runs"].items()
+        f"- {row['name']}, seed {seed}: {run['failed']}"
+        for row in result["variants"]
+        for seed, run in row["runs"].items()
         if "failed" in run
     ]
-    sections = [markdown_table(*result_table(result))]
+    sections = [markdown_table(*study_table(result))]
     if failures:
         sections.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
     return "\n\n".join(sections)
 
 
-def legend(result: dict[str, Any]) -> str:
-    """What the cells of `result_table` are."""
-    first, seeds = result["variants"][0], seed_count(result)
+def study_table(result: Result) -> Table:
+    """What the result of a study is shown as: rates, calibrations, or variants."""
+    first = result["variants"][0]
     if "family" in first:
-        return CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]])
-    if result_table(result).headers[1] == "pairs":
-        return CALIBRATED.format(seeds=seeds)
-    return LEGEND.format(seeds=seeds, first=first["name"])
+        return rates_table(result)
+    is_calibrated = any("calibration" in run for run in first["runs"].values())
+    return calibration_table(result) if is_calibrated else variants_table(result)
 
 
-def study_table(result: dict[str, Any]) -> Table:
+def variants_table(result: Result) -> Table:
     """A row per variant: what is there of mAP by return pattern, Rank-1, and what was measured besides."""
-    variants, last = result["variants"], result["patterns"][-1]
-    names = [variant["name"] for variant in variants]
-    compared = [variant.get("against", names[0]) for variant in variants]
-    columns = {"variant": [_label(variant) for variant in variants]}
-    if any("rate" in variant for variant in variants):
-        columns["rate"] = [f"{variant['rate']:g}" for variant in variants]
-    if any("against" in variant for variant in variants):
+    rows, last = result["variants"], result["patterns"][-1]
+    names = [row["name"] for row in rows]
+    compared = [row.get("against", names[0]) for row in rows]
+    columns = {"variant": names}
+    if any("rate" in row for row in rows):
+        columns["rate"] = [f"{row['rate']:g}" for row in rows]
+    if any("against" in row for row in rows):
         columns["Δ to"] = ["", *compared[1:]]
-    counts = [str(len(variant["runs"])) for variant in variants]
+    counts = [str(len(row["runs"])) for row in rows]
     if len(set(counts)) > 1:
         columns["seeds"] = counts
 
-    def add(name: str, values: list[dict[str, float]], is_compared: bool = False) -> None:
+    def add(name: str, values: list[BySeed], is_compared: bool = False) -> None:
         if any(values):
             columns[name] = [spread(by_seed.values()) for by_seed in values]
         by_name = dict(zip(names, values, strict=True))
@@ -107,65 +219,45 @@ def study_table(result: dict[str, Any]) -> Table:
             columns[f"Δ {name}"] = ["", *differences]
 
     for pattern in result["patterns"]:
-        values = [results.final_metric(variant, pattern, "mAP") for variant in variants]
+        values = [final_metric(row, pattern) for row in rows]
         add(f"mAP, {PATTERN_NAMES[pattern]}", values, is_compared=pattern == last)
     columns["lowest"] = [f"{min(maps.values()):.1f}" if maps else "–" for maps in values]
-    add("Rank-1", [results.final_metric(variant, last, "Rank-1") for variant in variants])
-    values = [results.missing_maps(variant, last) for variant in variants]
-    add("mAP, modalities missing", values, is_compared=True)
-    for is_common, how in product((True, False), (*CROSS_MODAL_DISTANCES, LOST_DISTANCE)):
-        if is_common or how != "shared":  # which then is undefined
-            values = [results.cross_modal_maps(variant, how, is_common) for variant in variants]
-            add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}", values)
+    add("Rank-1", [final_metric(row, last, "Rank-1") for row in rows])
+    add("mAP, modalities missing", [missing_maps(row, last) for row in rows], is_compared=True)
+    keys = dict.fromkeys(key for row in rows for run in row["runs"].values() for key in run)
+    for is_common, name in ((True, "a common modality"), (False, "none in common")):
+        for key in filter(lambda key: key.startswith(CROSS_MODAL), keys):
+            how = key.removeprefix(CROSS_MODAL)
+            if is_common or how != "shared":  # which then is undefined
+                values = [cross_modal_maps(row, key, is_common) for row in rows]
+                add(f"mAP, {name}, {how}", values)
     for what, name in SIMILARITIES.items():
-        add(name, [results.values_by_seed(one, "similarity", itemgetter(what)) for one in variants])
+        add(name, [values_by_seed(row, "similarity", itemgetter(what)) for row in rows])
     for name, key in COSTS.items():
-        if key in variants[0]:
-            dense = variants[0][key]
-            columns[name] = [f"{one[key] / dense:.2f}" if key in one else "–" for one in variants]
-    if all("dense" in variant for variant in variants):
-        shares = [one["gmacs"] / one["dense"] for one in variants]
-        relative = [one["gmacs"] / variants[0]["gmacs"] for one in variants]
-        if max(map(abs, np.subtract(shares, relative))) > 0.005:
-            columns["of the dense model"] = [f"{share:.0%}" for share in shares]
+        if key in rows[0]:
+            columns[name] = [f"{r[key] / rows[0][key]:.2f}" if key in r else "–" for r in rows]
     return Table(list(columns), list(zip(*columns.values(), strict=True)))
 
 
-def calibration_table(result: dict[str, Any]) -> Table:
+def calibration_table(result: Result) -> Table:
     """A row per variant and kind of pairs of triplets."""
     rows, titles = [], []
-    for variant in result["variants"]:
-        entries = [run["calibration"] for run in variant["runs"].values() if "calibration" in run]
+    for row in result["variants"]:
+        entries = [run["calibration"] for run in row["runs"].values() if "calibration" in run]
         for kind, titles in entries[0].items() if entries else ():
             values = ([100 * entry[kind][what] for entry in entries] for what in titles)
-            rows.append([variant["name"], kind, *map(spread, values)])
+            rows.append([row["name"], kind, *map(spread, values)])
     return Table(["variant", "pairs", *titles], rows)
 
 
-def rates_table(result: dict[str, Any]) -> Table:
-    """A row per variant, a column per learning rate."""
+def rates_table(result: Result) -> Table:
+    """A row per variant, a column per learning rate; the chosen one is bold."""
     rates, pattern = sorted({one["rate"] for one in result["variants"]}), result["patterns"][-1]
     rows = []
-    for family, members in results.families(result["variants"]).items():
-        maps = {one["rate"]: results.final_metric(one, pattern, "mAP").values() for one in members}
+    for family, members in families(result["variants"]).items():
+        maps = {one["rate"]: final_metric(one, pattern).values() for one in members}
         cells = {rate: f"{np.mean([*maps[rate]]):.1f}" if maps.get(rate) else "–" for rate in rates}
-        if best := results.choice(members, pattern):
+        if best := choice(members, pattern):
             cells[best["rate"]] = f"**{cells[best['rate']]}**"
         rows.append([family, *cells.values()])
     return Table(["variant", *(f"{rate:g}" for rate in rates)], rows)
-
-
-def _label(variant: dict[str, Any]) -> str:
-    """The name of a variant, and the number of its runs where some failed."""
-    failed = sum("failed" in run for run in variant["runs"].values())
-    count = len(variant["runs"])
-    return f"{variant['name']}{f' ({count - failed} of {count} runs)' if failed else ''}"
-
-
-def difference_text(values: dict[str, float], baseline: dict[str, float]) -> str:
-    """The mean difference of paired values and its interval, bold where that excludes 0."""
-    if not (difference := paired_difference(values, baseline)):
-        return ""
-    mean, low, high = difference
-    emphasis = "**" if low > 0 or high < 0 else ""
-    return f"{emphasis}{mean:+.1f}{emphasis} [{low:+.1f}, {high:+.1f}]"

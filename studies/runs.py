@@ -1,6 +1,5 @@
-"""What demo-sdtps study does: the runs of a study, variants × seeds, and the result that compares them."""
+"""The runs of a study, variants × seeds: training and measurements, each made once, and the result that holds their figures."""
 
-import argparse
 import logging
 import os
 import subprocess
@@ -15,90 +14,91 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
+from demo_sdtps import __version__
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.datasets import identity_labels, read_splits
-from demo_sdtps.evaluation.operations import count_macs, dense_macs
-from demo_sdtps.evaluation.tables import evaluated_records, read_records, read_run, write_tables
+from demo_sdtps.evaluation.operations import count_macs
+from demo_sdtps.evaluation.tables import evaluated_records, read_records, read_run
 from demo_sdtps.modeling import make_model
-from demo_sdtps.runtime.files import check_output_file, read_json
+from demo_sdtps.runtime.files import atomic_write, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import FINISHED, LAST, RECORD
-from studies import results
-from studies.report import COSTS, legend, result_table, study_markdown
-from studies.sources import source_tree
-from studies.variants import ROOT, Variant, make_variants, read_study
+from studies.report import COSTS, finalists, next_rates, read_result, result_json
+from studies.run import ROOT, Variant
 
 logger = logging.getLogger("study")
-RESULTS = ROOT / "docs" / "results"
 PROVENANCE = ("commit", "changed", "versions", "machine", "seconds")  # of run.json
+EVALUATION = "evaluation"
+Study = Mapping[str, Any]
 Runs = Sequence[tuple[Variant, int]]  # with their seeds
 
 
-def run_study(arguments: argparse.Namespace) -> None:
-    """Make the runs that are missing, write the result, and print its table. Exit code 1 where a run failed."""
-    path = arguments.json or Path("runs/studies", f"{arguments.study.stem}.json")
-    result = make_result(arguments, path)
-    print_lines(f"{study_markdown(result)}\n\n{legend(result)}", path)
-    write_tables(result_table(result), arguments.csv, arguments.latex)
-    if any("failed" in run for one in result["variants"] for run in one["runs"].values()):
-        sys.exit(1)
-
-
-def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """The result of a study, in `path` after every variant: runs that it holds are not made again."""
-    study = read_study(arguments.study)
-    check_output_file(path, ".json", overwrite=True)
-    tree = check_tree(arguments.changed_tree)
-    known = None if arguments.changed_tree else tree  # runs of other files may be kept
-    rates = (
-        results.chosen_rates(RESULTS) | results.chosen_rates(path.parent) if study["tuned"] else {}
-    )
-    variants = make_variants(study, arguments.opts, arguments.runs, tree, rates)
-    rows = {variant.name: variant.facts | {"runs": {}} for variant in variants}
-    for name, runs in finished_runs(path, variants, known).items():
-        rows[name] |= runs
-    result: dict[str, Any] = {"title": study["title"], "tree": known}
+def make_result(
+    study: Study, variants: Sequence[Variant], path: Path, jobs: int | None
+) -> dict[str, Any]:
+    """The result of a study, in `path` after every run: runs that it holds are not made again."""
+    rows = finished_rows(path, variants)
+    result = {"title": study["title"], "version": __version__}
     result["patterns"] = study["return_patterns"]
+
+    def write() -> None:
+        result["variants"] = [rows[one.name] for one in variants if rows[one.name]["runs"]]
+        with atomic_write(path) as temporary:
+            levels = 2 if study["grid"] else 4
+            temporary.write_text(result_json(result, levels) + "\n", encoding="utf-8")
 
     def keep(variant: Variant, seed: int, reason: str) -> None:
         row = rows[variant.name]
         if not study["grid"] and "gmacs" not in row:
-            row |= cost(variant.cfg)
+            row["gmacs"] = count_gmacs(variant.cfg)
         row["runs"] = with_run(row["runs"], seed, gather(variant, seed, reason, study))
         write()
-
-    def write() -> None:
-        result["variants"] = [rows[one.name] for one in variants if rows[one.name]["runs"]]
-        results.write_result(path, result)
 
     def run(variants: Sequence[Variant]) -> None:
         pairs = ((one, seed) for one in variants for seed in one.seeds)
         left = [(one, seed) for one, seed in pairs if str(seed) not in rows[one.name]["runs"]]
         for wave in waves(left):
-            run_all(wave, arguments.jobs, study, keep)
+            run_all(wave, jobs, study, keep)
 
-    wanted = variants
     if study["grid"]:
         pattern, seeds = study["return_patterns"][-1], tuple(study["seeds"])
-        while names := results.next_rates(rows.values(), pattern):
+        while names := next_rates(rows.values(), pattern):
             run([one for one in variants if one.name in names])
-        names = results.finalists(rows.values(), pattern)
-        wanted = [replace(one, seeds=seeds) for one in variants if one.name in names]
-    run([replace(one, seeds=one.seeds[: len(study["seeds"])]) for one in wanted])
-    if study["times"] and not all("inference" in one for one in rows.values()):
+        names = finalists(rows.values(), pattern)
+        run([replace(one, seeds=seeds) for one in variants if one.name in names])
+    else:
+        run(variants)
+    if study["times"] and not all("inference" in row for row in rows.values()):
         from benchmarks.timing import time_variants
 
         key = "MODEL.TEACHER"
         taught = {one.name: one.sources[key].cfg for one in variants if key in one.sources}
         for name, times in time_variants({one.name: one.cfg for one in variants}, taught).items():
             rows[name] |= times
-        write()
-    run(wanted)  # the further seeds of single variants
     write()
     return result
+
+
+def finished_rows(path: Path, variants: Sequence[Variant]) -> dict[str, dict[str, Any]]:
+    """The rows of a result by variant, with the costs and the runs that the one at `path` holds of the same configuration,
+    but for runs that failed. Raises `UserError` where another version has made it."""
+    rows = {one.name: one.facts | {"runs": {}} for one in variants}
+    if not path.exists():
+        return rows
+    result = read_result(path)
+    if result["version"] != __version__:
+        raise UserError(
+            f"{path} was made by version {result['version']}, but this is {__version__}; give another --json, or remove it."
+        )
+    for row in result["variants"]:
+        mine = rows.get(row["name"], {})
+        if mine.get("configuration") == row["configuration"]:
+            mine |= {key: row[key] for key in COSTS.values() if key in row}
+            runs = {seed: run for seed, run in row["runs"].items() if "failed" not in run}
+            mine["runs"] = runs
+    return rows
 
 
 def with_run(runs: dict[str, Any], seed: int, run: Any) -> dict[str, Any]:
@@ -116,53 +116,16 @@ def waves(left: Runs) -> tuple[Runs, Runs]:
     return [*first.values()], [(one, seed) for one, seed in left if one.sources]
 
 
-def check_tree(is_free: bool) -> str | None:
-    """`source_tree`, None outside of a checkout and where it is free to have changes."""
-    tree, changes = source_tree(ROOT)
-    if changes and not is_free:
-        raise UserError(
-            f"The checkout has changes in no commit ({changes[0].strip()}{', …' * (len(changes) > 1)}), so "
-            "a result could not say what it was made with; commit them, or give --changed_tree."
-        )
-    return None if changes else tree
-
-
-def finished_runs(
-    path: Path, variants: Sequence[Variant], tree: str | None
-) -> dict[str, dict[str, Any]]:
-    """Of each variant what the result at `path` holds of it, by name, without the runs that failed or are not asked for."""
-    if not path.exists():
-        return {}
-    result, by_name = results.read_result(path), {variant.name: variant for variant in variants}
-    if tree and result.get("tree") != tree:
-        raise UserError(
-            f"{path} was made with the sources {str(result.get('tree'))[:10]}, but the checkout's are {tree[:10]}; "
-            "give --changed_tree to keep its runs, or another --json."
-        )
-    finished = {}
-    for row in result["variants"]:
-        variant = by_name.get(row["name"])
-        if variant and row.get("configuration") == variant.configuration:
-            costs = {key: row[key] for key in (*COSTS.values(), "dense") if key in row}
-            finished[variant.name] = costs | {
-                "runs": {seed: run for seed, run in row["runs"].items() if "failed" not in run}
-            }
-    return finished
-
-
-def cost(cfg: CfgNode) -> dict[str, float]:
-    """GMACs of one complete triplet, and of the dense model; the data set gives the classes."""
+def count_gmacs(cfg: CfgNode) -> float:
+    """GMACs of one complete triplet; the data set gives the classes."""
     samples = read_splits(cfg, ("train",))["train"]
     cameras = 1 + max(sample.camera for sample in samples)
     model = make_model(cfg, len(identity_labels(samples)), cameras).eval()
-    return {"gmacs": count_macs(cfg, model)[""] / 1e9, "dense": dense_macs(cfg) / 1e9}
+    return count_macs(cfg, model)[""] / 1e9
 
 
 def run_all(
-    left: Runs,
-    jobs: int | None,
-    study: Mapping[str, Any],
-    keep: Callable[[Variant, int, str], None],
+    left: Runs, jobs: int | None, study: Study, keep: Callable[[Variant, int, str], None]
 ) -> None:
     """Train and measure variants with seeds, `jobs` runs at a time; `keep` gets each at its end, and what `run_steps` says."""
     jobs = jobs or (1 if torch.cuda.is_available() else cpu_cores())
@@ -171,9 +134,17 @@ def run_all(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if not threads_by_user():
         environment["OMP_NUM_THREADS"] = str(max(1, cpu_cores() // jobs))
+
+    def start(words: Sequence[str], log: Path) -> None:
+        with open(log, "a", encoding="utf-8") as file:
+            command = [sys.executable, "-m", *words]
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+            processes.append(process)
+            process.wait()
+
     with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
         futures = {
-            pool.submit(run_steps, variant, seed, study, environment, processes): (variant, seed)
+            pool.submit(run_steps, variant, seed, study, start): (variant, seed)
             for variant, seed in left
         }
         try:
@@ -186,43 +157,33 @@ def run_all(
 
 
 def run_steps(
-    variant: Variant,
-    seed: int,
-    study: Mapping[str, Any],
-    environment: Mapping[str, str],
-    processes: list[subprocess.Popen],
+    variant: Variant, seed: int, study: Study, start: Callable[[Sequence[str], Path], None]
 ) -> str:
-    """Take the unfinished steps of a run, up to one that fails → the reason, or ''."""
+    """Take the unfinished steps of a run, up to one that fails → the reason, or ''. `start` runs the words of a command, with
+    its output in a log file."""
     folder, reason = variant.run_folder(seed), ""
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     for words, output in steps(variant, seed, study):
         if is_done(output):
             continue
-        with open(log, "a", encoding="utf-8") as file:
-            process = subprocess.Popen(
-                [sys.executable, *words], stdout=file, stderr=subprocess.STDOUT, env=environment
-            )
-            processes.append(process)
-            process.wait()
+        start(words, log)
         if not is_done(output):
             last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
-            reason = f"it was stopped before its end; see {log}"
-            if last.startswith("error: "):
-                reason = last.removeprefix("error: ")
+            is_told = last.startswith("error: ")
+            reason = last.removeprefix("error: ") if is_told else f"it ended early; see {log}"
             break
     logger.info("%s, seed %d: %s", variant.name, seed, reason or folder)
     return reason
 
 
-def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[list[str], Path]]:
-    """The commands of a run, training first, each with the JSON file that it writes."""
+def steps(variant: Variant, seed: int, study: Study) -> list[tuple[list[str], Path]]:
+    """The commands of a run, training first, as the words after python -m, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    program = ["-m", "demo_sdtps.commands"]
     for key, source in variant.sources.items():
         arguments += [key, str(source.run_folder(seed) / LAST)]
-    commands = [([*program, "train", "--overwrite", *arguments], folder / RECORD)]
+    commands = [(["demo_sdtps.commands", "train", "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
 
     def measure(name: str, start: Sequence[str], *options: str) -> None:
@@ -230,14 +191,14 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
         words = [*start, *arguments, *options, "--overwrite", "--json", str(output)]
         commands.append((words, output))
 
-    test = [*program, "test"]
+    test = ("demo_sdtps.commands", "test")
     if variant.evaluation:
-        measure(f"{results.EVALUATION}_{variant.configuration}", test, *variant.evaluation)
+        measure(f"{EVALUATION}_{variant.configuration}", test, *variant.evaluation)
     if study["missing"]:
         measure("missing", test, "TEST.MISS", "all")
     for name in ("similarity", "calibration"):
         if study[name]:
-            measure(name, ("-m", "studies.measure", "--what", name))
+            measure(name, ("studies.measure", "--what", name))
     for how in CROSS_MODAL_DISTANCES if study["cross_modal"] else ():
         options = ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how)
         measure(f"cross_modal_{how}", test, *options)
@@ -245,14 +206,12 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
 
 
 def is_done(output: Path) -> bool:
-    """Whether the run is finished and has its weights, and `output`, one of its files, is not older than the run's record."""
-    record = output.parent / RECORD
+    """Whether the run of a file `output` is finished and has its weights, and the file is there."""
     is_finished = read_run(output.parent).get("status") == FINISHED
-    is_whole = is_finished and output.exists() and (output.parent / LAST).exists()
-    return is_whole and output.stat().st_mtime >= record.stat().st_mtime
+    return is_finished and output.exists() and (output.parent / LAST).exists()
 
 
-def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -> dict[str, Any]:
+def gather(variant: Variant, seed: int, reason: str, study: Study) -> dict[str, Any]:
     """What a run gave; `reason` says why it failed, or ''."""
     folder = variant.run_folder(seed)
     record = read_run(folder)
@@ -265,5 +224,16 @@ def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -
         last = str(study["return_patterns"][-1])
         run["curve"] = {one["epoch"]: one["patterns"][last]["mAP"] for one in records}
     for _, output in steps(variant, seed, study)[1:]:
-        run |= results.measurement(output.stem, read_json(output, dict))
+        run |= measurement(output.stem, read_json(output, dict))
     return run
+
+
+def measurement(name: str, content: Any) -> dict[str, Any]:
+    """What the tables read of a JSON file of `steps`: metrics by return pattern, mAP by case and return pattern, mAP by the
+    modalities of query and gallery, or what studies/measure.py wrote."""
+    if name.startswith(EVALUATION):
+        return {"patterns": next(iter(content["cases"].values()))}
+    if name == "missing":
+        cases = content["cases"].items()
+        return {name: {case: {p: one["mAP"] for p, one in maps.items()} for case, maps in cases}}
+    return {name: content["cross_modal"]["mAP"] if "cross_modal" in content else content}

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,10 +21,16 @@ from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.evaluation import draw_cross_modal
 from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
-from studies import again, deployed, figures, off_the_shelf, public_logs
-from studies.report import difference_text, interval, np, seed_count, study_markdown
-from studies.results import final_metric
-from studies.sources import source_tree
+from studies import deployed, figures, off_the_shelf, public_logs
+from studies.report import (
+    difference_text,
+    final_metric,
+    interval,
+    np,
+    seed_count,
+    spread,
+    study_markdown,
+)
 
 Record = dict[str, Any]
 """The content of a JSON file of docs/."""
@@ -186,7 +192,7 @@ def demo_ranges(result: Record) -> dict[int, tuple[float, float, float]]:
     """
     ranges = {}
     for pattern in RETURN_PATTERNS:
-        by_seed = [final_metric(variant, pattern, "mAP").values() for variant in result["variants"]]
+        by_seed = [final_metric(variant, pattern).values() for variant in result["variants"]]
         maps = [float(np.mean(values)) for values in zip(*by_seed, strict=True)]
         ranges[pattern] = interval(maps, 1 + 1 / len(maps))
     return ranges
@@ -226,9 +232,7 @@ def study(name: str, result: Record) -> str:
     """A study's table below its file, or below a sentence where what it compared has left the project."""
     file = f"studies/{name}.yml"
     origin = (
-        f"`{file}`"
-        if (ROOT / file).is_file()
-        else "Measured with version 0.2.0, the last one that has these methods."
+        f"`{file}`" if (ROOT / file).is_file() else f"Measured with version {result['version']}."
     )
     return f"{origin}\n\n{study_markdown(result)}"
 
@@ -242,19 +246,14 @@ def origins() -> str:
         runs = [run for run in runs if "machine" in run]
         facts = (
             [run["commit"][:10] for run in runs],
-            [f"{result['tree'][:10]}{' (older)' * (result['tree'] != today())}"],
             ["{cpu}, threads: {threads}".format(**run["machine"]) for run in runs],
             [run["versions"]["torch"] for run in runs],
         )
         row = ["; ".join(sorted({*values})) for values in facts]
-        rows.append([f"`{name}`", seed_count(result).split(" seed")[0], *row])
-    return markdown_table(("study", "seeds", "commits", "files", "processor", "torch"), rows)
-
-
-@cache
-def today() -> str:
-    """The hash of the sources of studies as they are now."""
-    return source_tree(ROOT)[0] or "unknown"
+        count = seed_count(result).split(" seed")[0]
+        rows.append([f"`{name}`", count, result["version"], *row])
+    headers = ("study", "seeds", "version", "commits", "processor", "torch")
+    return markdown_table(headers, rows)
 
 
 def summary() -> str:
@@ -269,12 +268,11 @@ def summary() -> str:
         result = data(f"results/{name}")
         first = result["variants"][0]
         row = next(one for one in result["variants"] if one["name"] == variant)
-        values = final_metric(row, 3, "mAP")
-        difference = difference_text(values, final_metric(first, 3, "mAP")) if row != first else ""
-        maps = [*values.values()]
+        values = final_metric(row, 3)
+        difference = difference_text(values, final_metric(first, 3)) if row != first else ""
         on_gpu = span([each["ratio"] for each in gpu]) if ON_GPU[1] in row["command"] else "–"
         speeds = ("1×", "1×") if row == first else (span(cpu_speeds(row, result)), on_gpu)
-        accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference
+        accuracy = spread(values.values()), difference
         rows.append([called, f"{row['gmacs'] / first['gmacs']:.0%}", *accuracy, *speeds])
     headers = ("model", "operations", "mAP", "Δ", "speed on a CPU", "on a GPU")
     return markdown_table(headers, rows)
@@ -312,7 +310,6 @@ TABLES: dict[str, tuple[Callable[..., str], str]] = {
     **{f"study {name}": (partial(study, name), f"results/{name}") for name in RESULTS},
     "demo": (demo, "results/demo"),
     "public logs": (public_logs.means, "public_logs"),
-    "again": (again.table, "again"),
     "deployed": (deployed.table, "deployed"),
     "off the shelf": (off_the_shelf.table, "off_the_shelf"),
 }

@@ -13,7 +13,6 @@ from demo_sdtps.commands import dispatch, match_command
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import KEYS
 from seps.schema import SEPS_SCHEMA
-from studies.sources import source_tree
 from tools import tables
 from tools.tables import FIGURES, data, with_tables
 
@@ -114,19 +113,6 @@ def test_a_row_has_the_speeds_of_its_operations():
     speeds = tables.cpu_speeds(rows[1], {"variants": rows})
     assert speeds == [2.0, 4.0] and tables.span(speeds) == "2.0 to 4.0×"
     assert tables.span([2.01, 2.02]) == "2.0×" and tables.span([]) == "–"
-
-
-def test_the_pages_say_which_results_have_older_sources_than_todays():
-    """As JSON of the studies has the hash of the sources that its runs were made with."""
-    pages, (today, _) = "".join(map(text, PAGES)), source_tree(ROOT)
-    files = {
-        line.split("`")[1]: line.split("|")[4].split() for line in tables.origins().splitlines()[2:]
-    }
-    assert {*files} == {*tables.RESULTS}
-    for name, hashes in files.items():
-        tree = data(f"results/{name}")["tree"]
-        assert hashes == [tree[:10], *["(older)"] * (tree != today)]
-        assert tables.study(name, data(f"results/{name}")) in pages or name == "demo"
 
 
 @pytest.mark.parametrize("name", ["README", "docs/method", "docs/api", "docs/train"])

@@ -77,3 +77,14 @@ def test_figures_as_pdf(tiny_root, tmp_path, command):
     )  # which was with other options
     code, _, stderr = command(evaluate.report, "--run", run, "--figures", ".pdf")
     assert code == 2 and "curves.pdf" in stderr and "--overwrite" in stderr
+
+
+def test_signs_in_a_table_for_latex():
+    """None has a meaning of its own but those of its commands."""
+    rows = [["50 % {x}", "**+1.0** [±2, 3]"], ['of "three", #1', r"~\^ – ×"]]
+    assert latex_table(["a_b & c", "Δ"], rows).splitlines()[1:-1] == [
+        r"a\_b \& c & $\Delta$ \\",
+        r"\hline",
+        r"50 \% \{x\} & \textbf{+1.0} [$\pm$2, 3] \\",
+        r'of "three", \#1 & \textasciitilde{}\textbackslash{}\textasciicircum{} -- $\times$ \\',
+    ]

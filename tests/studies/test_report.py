@@ -1,13 +1,26 @@
-"""Tables of a study: means, paired differences and their intervals, and what is compared with what."""
+"""The result of a study: means, paired differences and their intervals, what is compared with what; the choice of rates."""
 
+import json
 import random
 import statistics
 
 import pytest
+import torch
+from commands import ROOT
 from study_files import table_rows
 
-from demo_sdtps.evaluation.tables import markdown_table
-from studies.report import legend, paired_difference, study_markdown, study_table
+from studies.measure import mean_cosine
+from studies.report import (
+    choice,
+    chosen_rates,
+    families,
+    final_metric,
+    finalists,
+    next_rates,
+    paired_difference,
+    read_result,
+    study_markdown,
+)
 from tests.reference import statistics as reference
 
 
@@ -38,7 +51,7 @@ def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
         return {"name": name, "runs": runs}
 
     variants = [variant("dense", [10.0] * len(values)), variant("slim", values)]
-    actual = markdown_table(*study_table({"patterns": [3], "variants": variants}))
+    actual = study_markdown({"patterns": [3], "variants": variants})
     low, high = reference.student([value - 10 for value in values])
     assert ("**" in actual) == is_bold == (low > 0 or high < 0)
 
@@ -71,9 +84,7 @@ def draw_variant(draw, name, seeds=("1", "2", "3")):
 def test_the_table_is_that_of_the_measurements():
     draw = random.Random(1)
     first, other = (draw_variant(draw, name) for name in ("dense", "slim"))
-    actual = table_rows(
-        markdown_table(*study_table({"patterns": [1, 3], "variants": [first, other]}))
-    )
+    actual = table_rows(study_markdown({"patterns": [1, 3], "variants": [first, other]}))
 
     def spread(values):
         return f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
@@ -126,7 +137,7 @@ def test_a_variant_is_compared_with_the_one_it_names():
     against = {"taught": "longer", "both": "longer", "other": "slim"}
     for name, baseline in against.items():
         variants[name]["against"] = baseline
-    result = {"patterns": [3], "variants": [*variants.values()], "tree": None}
+    result = {"patterns": [3], "variants": [*variants.values()]}
 
     def mean(name):
         runs = variants[name]["runs"].values()
@@ -141,20 +152,98 @@ def test_a_variant_is_compared_with_the_one_it_names():
     gains = {name: f"{mean(name) - mean(other):+.1f}" for name, other in pairs.items()}
     assert means == {"dense": ""} | gains and len({*gains.values()}) == len(gains)
     assert {name: row["Δ to"] for name, row in rows.items()} == {"dense": ""} | pairs
-    assert legend(result).startswith("Percent over ") and "relative to dense, or as" in legend(
-        result
-    )
     result["variants"].pop(1)
     assert not table_rows(study_markdown(result))["taught"]["Δ mAP, 3 both"]
 
 
-@pytest.mark.parametrize("share, is_shown", [(0.5, False), (0.4, True)])
-def test_the_share_of_the_dense_model_is_shown_where_the_first_is_another(share, is_shown):
-    """For then "operations" does not tell it."""
-    draw = random.Random(3)
-    variants = [draw_variant(draw, name) for name in ("first", "slim")]
-    variants[0] |= {"gmacs": 2.0, "dense": 2.0}
-    variants[1] |= {"gmacs": 1.0, "dense": 1.0 / share}
-    rows = table_rows(markdown_table(*study_table({"patterns": [3], "variants": variants})))
-    assert rows["slim"]["operations"] == "0.50"
-    assert rows["slim"].get("of the dense model") == ("40%" if is_shown else None)
+def grid_result(maps):
+    """A result with a grid: mAP in percent by variant, rate and seed."""
+    variants = [
+        {
+            "name": f"{family}, {rate:g}",
+            "family": family,
+            "rate": rate,
+            "runs": {
+                str(seed): {"patterns": {"3": {"mAP": one / 100}}} for seed, one in seeds.items()
+            },
+        }
+        for family, rates in maps.items()
+        for rate, seeds in rates.items()
+    ]
+    return {"title": "", "version": "", "patterns": [3], "variants": variants}
+
+
+def test_the_search_ends_where_the_best_rate_has_its_neighbours():
+    """From the middle of the grid, up or down, and to an end of it; a failed run counts as the worst."""
+    grid = (0.001, 0.002, 0.003, 0.005, 0.008)
+    maps = {name: {rate: {} for rate in grid} for name in ("up", "middle", "failed")}
+
+    def search():
+        names = next_rates(grid_result(maps)["variants"], 3)
+        return [(family, float(rate)) for family, rate in (name.split(", ") for name in names)]
+
+    assert search() == [(family, rate) for family in maps for rate in (0.002, 0.003, 0.005)]
+    maps["up"] |= {0.002: {101: 50.0}, 0.003: {101: 40.0}}  # as where a study was stopped
+    assert search()[:2] == [("up", 0.001), ("up", 0.005)]
+    maps["up"] = {rate: {} for rate in grid}
+    for family, best in {"up": 0.005, "middle": 0.003, "failed": 0.002}.items():
+        maps[family] |= {rate: {101: 40.0} for rate in (0.002, 0.003, 0.005)} | {best: {101: 50.0}}
+    assert search() == [("up", 0.008), ("failed", 0.001)]
+    maps["up"][0.008] = {101: 60.0}
+    result = grid_result(maps)
+    result["variants"][2 * len(grid)]["runs"] = {"101": {"failed": "diverged"}}
+    assert next_rates(result["variants"], 3) == []
+
+
+def test_the_search_chooses_what_the_whole_grid_chose():
+    """docs/results/rates.json has every rate of its grid (docs/results.md, protocol)."""
+    whole = read_result(ROOT / "docs" / "results" / "rates.json")
+    searched = [one | {"runs": {}} for one in whole["variants"]]
+    runs = {one["name"]: one["runs"] for one in whole["variants"]}
+    while names := next_rates(searched, 3):
+        for one in searched:
+            if one["name"] in names:
+                one["runs"] = {"101": runs[one["name"]]["101"]}
+    names = finalists(searched, 3)
+    for one in searched:
+        if one["name"] in names:
+            one["runs"] = runs[one["name"]]
+            assert len(final_metric(one, 3, "mAP")) == 2
+    chosen, expected = (
+        {name: choice(members, 3)["rate"] for name, members in families(variants).items()}
+        for variants in (searched, whole["variants"])
+    )
+    assert chosen == expected
+
+
+def test_the_rate_with_the_best_mean_of_all_seeds_is_chosen(tmp_path):
+    maps = {
+        "dense": {0.001: {101: 50.0}, 0.002: {101: 61.0}, 0.003: {101: 62.0}, 0.005: {101: 58.0}},
+        "slim": {0.001: {101: 50.0}, 0.002: {}, 0.003: {101: 40.0}, 0.005: {101: 30.0}},
+    }
+    names = finalists(grid_result(maps)["variants"], 3)
+    assert sorted(names) == [
+        *("dense, 0.002", "dense, 0.003", "dense, 0.005"),
+        *("slim, 0.001", "slim, 0.003", "slim, 0.005"),
+    ]
+    later = {0.001: 9, 0.002: 8, 0.003: 7, 0.005: 6}  # seed 99 is the first
+    both = {rate: {101: two, 99: -two} for rate, two in later.items()}
+    names = finalists(grid_result({"x": both})["variants"], 3)
+    assert sorted(names) == ["x, 0.002", "x, 0.003", "x, 0.005"]
+    for rate, second in {0.002: 63.0, 0.003: 61.5, 0.005: 57.0}.items():
+        maps["dense"][rate][102] = second
+    for rate in (0.001, 0.003, 0.005):
+        maps["slim"][rate][102] = maps["slim"][rate][101]
+    maps["slim"][0.002] = {101: 90.0}  # one seed proves nothing
+    for name, grid in {"rates": maps, "other": {"else": {0.1: {101: 1.0}}}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(grid_result(grid)))
+    assert chosen_rates(tmp_path) == {"dense": 0.002, "slim": 0.001}
+    assert "| dense | 50.0 | **62.0** | 61.8 | 57.5 |" in study_markdown(grid_result(maps))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 4), (7, 3)])
+def test_the_mean_cosine_of_two_rows(shape):
+    rows = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    cosines = torch.cosine_similarity(rows.unsqueeze(-2), rows.unsqueeze(-3), dim=-1)
+    expected = cosines[..., ~torch.eye(shape[-2], dtype=torch.bool)].mean(dim=-1)
+    assert (mean_cosine(rows) - expected).abs().max() < 1e-6

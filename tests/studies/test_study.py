@@ -1,27 +1,36 @@
-"""demo-sdtps study: every run is made once, failures are reported, and the tables agree with the results of the runs."""
+"""python -m studies.run: a study file, its variants, and their runs, each of which is made once."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT
+from commands import BASELINE, CONFIG, ROOT
 from study_files import table_rows, write
 
+from demo_sdtps import __version__
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.tables import latex_table
 from studies import run as tool
-from studies.report import result_table, study_markdown
-from studies.results import measurement
-from studies.runs import finished_runs, steps
-from studies.variants import make_variants, read_study
+from studies.report import study_markdown
+from studies.run import make_variants, read_study
+from studies.runs import finished_rows, measurement, steps, waves, with_run
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
+SHORT = "SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0 DATASETS.ROOT_DIR"
+BETA = {"set": {"MODEL.SDTPS_BETA": 0.3}}
 
 
-SHORT = "--changed_tree SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0 DATASETS.ROOT_DIR"
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """A study of variants → it, and its variants."""
+    monkeypatch.chdir(ROOT)
+
+    def make(variants, *opts, runs=Path("r"), rates=None, **more):
+        study = read_study(write(tmp_path, variants, **more))
+        return study, make_variants(study, opts, runs, rates or {})
+
+    return make
 
 
 @pytest.mark.slow
@@ -31,9 +40,7 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "studies" / "runs"
     study = write(tmp_path, {"Baseline": {"config": str(BASELINE)}, "SDTPS": {}})
-    files = tmp_path / "x.csv", tmp_path / "x.tex"
-    tables = ("--csv", files[0], "--latex", files[1], "--overwrite")
-    words = [study, *tables, "--jobs", "2", *SHORT.split(), tiny_root]
+    words = [study, "--jobs", "2", *SHORT.split(), tiny_root]
     assert command(tool.main, *words)[0] == 0
     (interrupted,), (unmeasured,) = (
         sorted(runs.glob(f"{name}-*/seed_{seed}"))
@@ -46,24 +53,19 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     result = json.loads(path.read_text())
     path.write_text(json.dumps(result | {"variants": []}))
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
-    assert command(tool.main, *words)[0] == 0
+    code, stdout, _ = command(tool.main, *words)
     repeated = json.loads(path.read_text())
+    assert code == 0 and study_markdown(repeated) in stdout
     assert repeated["variants"][1]["runs"] == result["variants"][1]["runs"]
-    # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
     now = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
     assert {path for path in now if before.get(path) != now[path]} == {
         unmeasured / "missing.json",
-        *(interrupted / f"{name}.json" for name in ("metrics", "run", "missing")),
+        interrupted / "metrics.json",
+        interrupted / "run.json",
     }
     for run in (path.parent for path in runs.rglob("metrics.json")):
         assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
-
-    rows = [*csv.reader(files[0].read_text().splitlines())]
-    printed = table_rows(study_markdown(repeated))
-    assert rows == [[*printed["SDTPS"]], *([*row.values()] for row in printed.values())]
-    assert [row[-1] for row in rows] == ["of the dense model", "100%", "100%"]
-    assert files[1].read_text() == latex_table(*result_table(repeated)) + "\n"
 
     shutil.rmtree(runs)  # the result has its variants
     assert command(tool.main, *words)[0] == 0 and not runs.exists()
@@ -85,126 +87,137 @@ def test_a_failed_run_is_reported_and_the_others_continue(
     failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
     assert "The loss became" in failure
     rows = table_rows(stdout)
-    assert rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–"
-    assert float(rows["Baseline"]["mAP, 3 both"]) > 0
-
-
-@pytest.fixture(scope="module")
-def tuned():
-    """Variants that have a learning rate of their own."""
-    studies = [read_study(ROOT / path) for path in STUDIES if path.stem.startswith("rates")]
-    return {name for study in studies for name in study["variants"]}
+    assert rows["too fast"]["mAP, 3 both"] == "–" and float(rows["Baseline"]["mAP, 3 both"]) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_the_studies_are_whole(path, tuned, monkeypatch, tmp_path):
+def test_the_studies_are_whole(path, monkeypatch, tmp_path):
     """Every variant is a configuration that loads, and no two of a study are the same."""
     monkeypatch.chdir(ROOT)
+    studies = [read_study(each) for each in STUDIES if each.stem.startswith("rates")]
+    names = sorted({name for study in studies for name in study["variants"]})
+    rates = {name: 0.001 * place for place, name in enumerate(names, 1)}
     study = read_study(path)
-    rates = {name: 0.001 * place for place, name in enumerate(sorted(tuned), 1)}
-    variants = make_variants(study, [], tmp_path, rates=rates)
+    variants = make_variants(study, [], tmp_path, rates)
     assert len({variant.configuration for variant in variants}) == len(variants) > 1
     assert not study["tuned"] or all(len(variant.seeds) >= 5 for variant in variants)
 
 
-def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
+def test_the_same_runs_serve_several_studies(make):
     """Where configurations are the same; another seed, value or data set is another run."""
-    monkeypatch.chdir(ROOT)
-
-    def folder(variant, *opts, **more):
-        study = read_study(write(tmp_path, {"x": variant}, **more))
-        return make_variants(study, list(opts), Path("r"))[0]
-
-    plain = folder({})
-    assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
+    _, (plain,) = make({"x": {}})
+    _, (same,) = make({"x": {"set": {"MODEL.SDTPS_BETA": 0.25}}}, title="Another")
     others = [
-        folder({"set": {"MODEL.SDTPS_BETA": 0.3}}),
-        folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
-        folder({"config": str(BASELINE)}),
+        *make({"x": BETA})[1],
+        *make({"x": {}}, "DATASETS.ROOT_DIR", "/elsewhere")[1],
+        *make({"x": {"config": str(BASELINE)}})[1],
     ]
+    assert same.folder == plain.folder
     assert len({plain.folder, *(other.folder for other in others)}) == 4
     assert plain.run_folder(1) != plain.run_folder(2)
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("variants", "named"),
     [
-        ({"variants": {"a": {"sets": {}}}}, "'sets'"),
-        (
-            {"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.SDTPS_BETA": 3}}}},
-            "MODEL.SDTPS_BETA",
-        ),
-        ({"variants": {"a": {"config": str(CONFIG)}, "b": {"config": str(CONFIG)}}}, "'a' and 'b'"),
+        ({"a": {"sets": {}}}, "'sets'"),
+        ({"a": {"set": {"MODEL.SDTPS_BETA": 3}}}, "MODEL.SDTPS_BETA"),
+        ({"a": {}, "b": {}}, "'a' and 'b'"),
+        ({"a": {}, "b": BETA | {"against": "c"}}, "'c'"),
+        ({"a": {}, "b": BETA | {"teacher": "b"}}, "'b'"),
     ],
 )
-def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, reason):
+def test_a_mistake_in_a_study_is_refused(tmp_path, monkeypatch, command, variants, named):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"
-    path.write_text(yaml.safe_dump(content))
-    code, stdout, stderr = command(tool.main, path, "--changed_tree")
-    assert code == 2 and stdout == ""
-    assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and stderr.endswith(".\n")
-    assert reason in stderr
+    path.write_text(yaml.safe_dump({"config": str(CONFIG), "variants": variants}))
+    code, stdout, stderr = command(tool.main, path)
+    assert code == 2 and stdout == "" and named in stderr and stderr.count("\n") == 1
     assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
 
 
-def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
-    """And its runs are kept where that is asked for, but for those that failed or have another configuration."""
-    monkeypatch.chdir(ROOT)
+def test_a_result_of_another_version_is_refused(make, tmp_path):
+    """Of the same version its runs are kept, but for those that failed or have another configuration."""
     sets = {name: {"set": {"MODEL.SDTPS_BETA": beta / 10}} for beta, name in enumerate("abc")}
-    variants = make_variants(read_study(write(tmp_path, sets)), [], tmp_path)
-    done = [variant.facts | {"gmacs": 2.0, "runs": {"1": {}, "2": {}}} for variant in variants]
-    done[1]["runs"]["2"] = {"failed": "diverged"}
-    done[2]["configuration"] = "0123456789"
+    _, variants = make(sets)
+    rows = [variant.facts | {"gmacs": 2.0, "runs": {"1": {}, "2": {}}} for variant in variants]
+    rows[1]["runs"]["2"] = {"failed": "diverged"}
+    rows[2]["configuration"] = "0123456789"
     path = tmp_path / "result.json"
-    result = {"title": "", "tree": "1" * 40, "patterns": [], "variants": done}
+    result = {"title": "", "version": __version__, "patterns": [], "variants": rows}
     path.write_text(json.dumps(result))
-    kept = {"a": {"gmacs": 2.0, "runs": {"1": {}, "2": {}}}, "b": {"gmacs": 2.0, "runs": {"1": {}}}}
-    for tree in ("1" * 40, None):
-        assert finished_runs(path, variants, tree) == kept
-    with pytest.raises(UserError, match=r"sources 1{10}, but the checkout's are 2{10}; .*--"):
-        finished_runs(path, variants, "2" * 40)
+    kept = [(row.get("gmacs"), [*row["runs"]]) for row in finished_rows(path, variants).values()]
+    assert kept == [(2.0, ["1", "2"]), (2.0, ["1"]), (None, [])]
+    path.write_text(json.dumps(result | {"version": "0.1.0"}))
+    with pytest.raises(UserError, match=r"0\.1\.0"):
+        finished_rows(path, variants)
 
 
-def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
+def test_an_evaluation_of_its_own_shares_the_training(make):
     """And its result is that of demo-sdtps test, not of the training's end."""
-    monkeypatch.chdir(ROOT)
     slim = {"MODEL.SLIM_SCORE": "saliency", "MODEL.SLIM_BLOCKS": [0], "MODEL.SLIM_KEEP": [0.5]}
-    study = read_study(write(tmp_path, {"a": {}, "b": {"evaluate": slim}}, missing=False))
-    dense, slimmed = make_variants(study, [], tmp_path)
+    study, (dense, slimmed) = make({"a": {}, "b": {"evaluate": slim}}, missing=False)
     assert dense.folder == slimmed.folder and dense.configuration != slimmed.configuration
     assert (dense.cfg.MODEL.SLIM_BLOCKS, slimmed.cfg.MODEL.SLIM_BLOCKS) == ([], [0])
     training, evaluation = (words for words, _ in steps(slimmed, 1, study))
     assert training == steps(dense, 1, study)[0][0]
-    assert evaluation[2] == "test" and "MODEL.SLIM_BLOCKS" in evaluation
+    assert evaluation[1] == "test" and "MODEL.SLIM_BLOCKS" in evaluation
     content = {"cases": {"None": {"3": {"mAP": 0.5}}}}
     assert measurement("evaluation_12", content) == {"patterns": content["cases"]["None"]}
 
 
-def test_a_tuned_variant_has_the_chosen_rate(tmp_path, monkeypatch):
+def test_a_tuned_variant_has_the_chosen_rate(make):
     """That of its name, or of another that it names."""
-    monkeypatch.chdir(ROOT)
-    sets = {"a": {}, "b": {"rate_of": "a", "set": {"MODEL.SDTPS_BETA": 0.3}}}
-    study = read_study(write(tmp_path, sets, tuned=True))
-    variants = make_variants(study, [], tmp_path, rates={"a": 0.004})
+    sets = {"a": {}, "b": BETA | {"rate_of": "a"}}
+    _, variants = make(sets, rates={"a": 0.004}, tuned=True)
     assert [variant.cfg.SOLVER.BASE_LR for variant in variants] == [0.004, 0.004]
     assert [variant.facts["rate"] for variant in variants] == [0.004, 0.004]
-    with pytest.raises(UserError, match="'a' needs the learning rate"):
-        make_variants(study, [], tmp_path)
+    with pytest.raises(UserError, match="'a'"):
+        make(sets, tuned=True)
 
 
-def test_what_a_variant_is_compared_with_changes_no_run(tmp_path, monkeypatch):
-    """And another name is refused."""
-    monkeypatch.chdir(ROOT)
-    sets = {"a": {}, "b": {"against": "a", "set": {"MODEL.SDTPS_BETA": 0.3}}}
-    made = make_variants(read_study(write(tmp_path, sets)), [], tmp_path)
-    assert [one.facts.get("against") for one in made] == [None, "a"]
-    del sets["b"]["against"]
-    plain = make_variants(read_study(write(tmp_path, sets)), [], tmp_path)
+def test_what_a_variant_is_compared_with_changes_no_run(make):
+    _, named = make({"a": {}, "b": BETA | {"against": "a"}})
+    _, plain = make({"a": {}, "b": BETA})
+    assert [one.facts.get("against") for one in named] == [None, "a"]
     for place in ("configuration", "folder"):
-        assert [getattr(one, place) for one in made] == [getattr(one, place) for one in plain]
-    sets["b"]["against"] = "c"
-    with pytest.raises(UserError, match="'b' is compared with 'c', which is no variant"):
-        make_variants(read_study(write(tmp_path, sets)), [], tmp_path)
+        assert [getattr(one, place) for one in named] == [getattr(one, place) for one in plain]
+
+
+def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(make):
+    study, (dense, slim) = make({"dense": {}, "slim": {"start": "dense", "teacher": "dense"}})
+    (training, _), (test, _) = steps(slim, 2, study)
+    weights = str(dense.run_folder(2) / "last.pth")
+    assert training[-4:] == ["TEST.WEIGHT", weights, "MODEL.TEACHER", weights]
+    assert slim.facts["command"].endswith("TEST.WEIGHT '<dense>' MODEL.TEACHER '<dense>'")
+    after = test[test.index("MODEL.TEACHER") + 2 :]
+    assert after[:2] == ["TEST.WEIGHT", str(slim.run_folder(2) / "last.pth")]
+    others = [
+        make({"dense": {}, "slim": {"teacher": "dense"}}),
+        make({"dense": {}, "slim": {"start": "dense"}}),
+        make({"dense": BETA, "slim": {"start": "dense", "teacher": "dense"}}),
+    ]
+    taught = [slim, *(variant for _, (_, variant) in others)]
+    for place in ("configuration", "folder"):
+        assert len({getattr(variant, place) for variant in taught}) == 4
+
+
+def test_a_run_whose_weights_are_gone_is_made_again_for_those_that_need_it(make, tmp_path):
+    _, (dense, slim) = make({"dense": {}, "slim": {"teacher": "dense"}}, runs=tmp_path)
+    left = [(slim, seed) for seed in (1, 2, 3, 4)] + [(dense, 4)]
+    for seed, status in ((1, "finished"), (2, "running"), (3, "finished")):
+        folder = dense.run_folder(seed)
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(f'{{"status": "{status}"}}')
+        (folder / "last.pth").touch()
+    (folder / "last.pth").unlink()
+    first, second = ([(one.name, seed) for one, seed in wave] for wave in waves(left))
+    assert sorted(first) == [("dense", 2), ("dense", 3), ("dense", 4)]
+    assert second == [("slim", 1), ("slim", 2), ("slim", 3), ("slim", 4)]
+
+
+def test_a_run_that_is_made_again_for_its_weights_keeps_its_figures():
+    runs = with_run(with_run(with_run({}, 10, "tenth"), 9, "ninth"), 10, "another processor's")
+    assert [*runs.items()] == [("9", "ninth"), ("10", "tenth")]

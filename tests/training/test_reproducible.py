@@ -1,12 +1,10 @@
 """One seed gives one run, to the last bit; and a run says what it was made with (training/output.py)."""
 
-import hashlib
 import json
 import platform
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy
 import pytest
@@ -21,7 +19,6 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.training.loop import fit
 from demo_sdtps.training.output import command, commit
 from demo_sdtps.training.reid import make_task
-from studies.sources import SOURCES, source_tree
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -134,28 +131,14 @@ def commit_all(folder):
     git(folder, "commit", "-q", "-m", "A model")
 
 
-def test_the_commit_and_the_hash_of_a_checkout(tmp_path):
-    """The hash is that of the files on which results depend."""
+def test_the_commit_of_a_checkout(tmp_path):
     assert commit(tmp_path) == {"commit": None, "changed": None}
-    assert source_tree(tmp_path) == (None, [])
-    for name in ("docs", "demo_sdtps/reports", "demo_sdtps/modeling"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "one.py").write_text("width = 1")
+    (tmp_path / "one.py").write_text("width = 1")
     commit_all(tmp_path)
     revision = git(tmp_path, "rev-parse", "HEAD")
     assert len(revision) == 40 and commit(tmp_path) == {"commit": revision, "changed": False}
-    tree, changes = source_tree(tmp_path)
-    blob = git(tmp_path, "rev-parse", "HEAD:demo_sdtps/modeling/one.py")
-    line = f"100644 {blob} 0\tdemo_sdtps/modeling/one.py\n"
-    assert tree == hashlib.sha1(line.encode()).hexdigest() and not changes
-    for name in ("docs/one.py", "demo_sdtps/reports/one.py", "README.md"):
-        (tmp_path / name).write_text("width = 2")
-        assert commit(tmp_path) == {"commit": revision, "changed": True}
-        assert source_tree(tmp_path) == (tree, [])
-    (tmp_path / "demo_sdtps" / "modeling" / "one.py").write_text("width = 2")
-    assert source_tree(tmp_path) == (tree, [" M demo_sdtps/modeling/one.py"])
-    git(tmp_path, "commit", "-q", "-a", "-m", "A wider one")
-    assert source_tree(tmp_path)[0] not in (tree, None) and not source_tree(tmp_path)[1]
+    (tmp_path / "one.py").write_text("width = 2")
+    assert commit(tmp_path) == {"commit": revision, "changed": True}
 
 
 def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
@@ -164,35 +147,3 @@ def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert code == 2 and stderr.splitlines()[-1] == f"{ONE_LINE}{record['error']}"
     assert record["status"] == "failed" and record["seconds"] > 0
-
-
-IMPORTED = """
-import json, sys
-from demo_sdtps.commands import run_command
-for sys.argv in json.loads(sys.argv[1]):
-    run_command(sys.argv[0])
-files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-print("\\n".join(files), file=sys.stderr)
-"""
-
-
-@pytest.mark.slow
-def test_the_hash_covers_the_modules_that_a_run_imports(tiny_root, tmp_path):
-    """But for the package's own start, and for what prints and draws."""
-    listed = git(ROOT, "ls-files", "--", *SOURCES).splitlines()
-    words = cli_args_for(tiny_root, "SOLVER.MAX_EPOCHS", "1", "OUTPUT_DIR", tmp_path)
-    tested = [*words, "TEST.WEIGHT", str(tmp_path / "last.pth")]
-    calls = json.dumps([["train", *words], ["test", *tested]])
-    python = [sys.executable, "-c", IMPORTED, calls]
-    done = subprocess.run(python, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = [line for line in done.stderr.splitlines() if line[:1] == "/"]
-    files = [Path(line).resolve() for line in lines if line.endswith(".py")]
-    imported = {
-        file.relative_to(ROOT).as_posix()
-        for file in files
-        if file.is_relative_to(ROOT) and ".venv" not in file.parts
-    }
-    for name in ("modeling/demo", "training/reid", "evaluation/metrics"):
-        assert f"demo_sdtps/{name}.py" in imported
-    others = {name for name in imported if not name.startswith("demo_sdtps/reports/")}
-    assert others - set(listed) == {"demo_sdtps/__init__.py", "demo_sdtps/lazy.py"}
