@@ -213,8 +213,8 @@ def reference_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
             batch_features.append(sides.reference.eval()(batch.images, batch.cameras, pattern))
     features = F.normalize(torch.cat(batch_features).float(), dim=1).cpu()
     query, gallery = features[data.query], features[data.gallery]
-    both = data.query, data.gallery
-    labels = [data.labels(name, side).numpy() for name in ("identity", "camera") for side in both]
+    one, other = data.labels
+    labels = one.identity, other.identity, one.camera, other.camera
     return demo_ranking.evaluate_distances(torch.cdist(query, gallery).square().numpy(), *labels)[1]
 
 

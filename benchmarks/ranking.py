@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from benchmarks.rows import Row, check_near, compare
 from demo_sdtps.evaluation.distances import matrix_distances, squared_distances
-from demo_sdtps.evaluation.metrics import Ranking, score_distances
+from demo_sdtps.evaluation.metrics import Labels, Ranking, score_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from tests.reference import demo_ranking
 
@@ -26,9 +26,10 @@ def ranking_rows(quick: bool, device: torch.device) -> list[Row]:
     features, ids, cameras = zip(*cluster_features(queries, gallery, width, device), strict=True)
     distance = squared_distances(*features)
     arrays = [tensor.cpu().numpy() for tensor in (distance, *ids, *cameras)]
+    labels = Labels(arrays[1], arrays[3], arrays[3]), Labels(arrays[2], arrays[4], arrays[4])
 
     def ours() -> Ranking:
-        return score_distances(matrix_distances(distance), ids, cameras)
+        return score_distances(matrix_distances(distance), *labels)
 
     metrics, reference = ours(), partial(demo_ranking.evaluate_distances, *arrays)
     cmc, mean_average_precision = reference()

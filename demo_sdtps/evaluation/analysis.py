@@ -9,26 +9,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from demo_sdtps.evaluation.distances import Distances
-from demo_sdtps.evaluation.metrics import average_precisions, match_ranks
+from demo_sdtps.evaluation.distances import Distances, matrix_distances
+from demo_sdtps.evaluation.metrics import Labels, average_precisions, match_ranks
 from demo_sdtps.runtime.errors import UserError, check_extra
 
 PERPLEXITY = 30  # of t-SNE, lowered for fewer points
 REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
 LEAST = 4  # points, for the neighbours of t-SNE
-
-
-class Labels(NamedTuple):
-    """Of the queries or of the gallery, (n,) int64 each; `key` is what the protocol excludes by: camera or scene."""
-
-    identity: torch.Tensor
-    camera: torch.Tensor
-    key: torch.Tensor
-
-    def select(self, samples: slice | torch.Tensor) -> "Labels":
-        return Labels(*(values[samples] for values in self))
 
 
 class QueryScores(NamedTuple):
@@ -66,11 +54,9 @@ class Histogram(NamedTuple):
 
 def score_queries(distances: Distances, query: Labels, gallery: Labels) -> QueryScores:
     """Average precision and first match of each query."""
-    rank, matches, _ = match_ranks(
-        distances, (query.identity, gallery.identity), (query.key, gallery.key)
-    )
-    first = np.zeros(len(matches), np.int64)
-    first[matches > 0] = rank[(matches.cumsum() - matches)[matches > 0]]
+    rank, matches, _ = match_ranks(distances, query, gallery)
+    first, has_match = np.zeros(len(matches), int), matches > 0
+    first[has_match] = rank[(matches.cumsum() - matches)[has_match]]
     return QueryScores(average_precisions(rank, matches), first)
 
 
@@ -81,19 +67,21 @@ def camera_matrix(
     (column) alone, NaN where no query has a match there, as on the diagonal where cameras are excluded by."""
     cameras = sorted({*query.camera.tolist(), *gallery.camera.tolist()})
     average = np.full((len(query.identity), len(cameras)), np.nan)
-    for place, camera in enumerate(cameras):
-        samples = (gallery.camera == camera).nonzero().squeeze(1)
-        scores = score_queries(distances.select(samples.numpy()), query, gallery.select(samples))
-        average[:, place] = scores.average_precision
-    by_camera = [average[query.camera.numpy() == camera].T for camera in cameras]
+    for rows, block in distances.blocks():
+        for column, camera in enumerate(cameras):
+            samples = (gallery.camera == camera).nonzero()[0]
+            of_camera = query.select(rows), gallery.select(samples)
+            scores = score_queries(matrix_distances(block[:, samples]), *of_camera)
+            average[rows, column] = scores.average_precision
+    by_camera = [average[query.camera == camera].T for camera in cameras]
     return cameras, np.array([list(map(_mean, columns)) for columns in by_camera])
 
 
-def score_identities(average_precision: np.ndarray, identity: torch.Tensor) -> list[IdentityScore]:
+def score_identities(average_precision: np.ndarray, identity: np.ndarray) -> list[IdentityScore]:
     """mAP of each identity's queries by `average_precision` (Q,) and `identity` (Q,), the lowest first."""
     rows = []
-    for label in identity.unique().tolist():
-        precisions = average_precision[identity.numpy() == label]
+    for label in np.unique(identity).tolist():
+        precisions = average_precision[identity == label]
         if count := int((~np.isnan(precisions)).sum()):
             rows.append(IdentityScore(label, _mean(precisions), count))
     return sorted(rows, key=lambda score: (score.mAP, score.identity))
@@ -106,17 +94,18 @@ def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
 
 
 def nearest_samples(
-    distances: Distances, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int
+    distances: Distances, query: Labels, gallery: Labels, chosen: np.ndarray, count: int
 ) -> list[list[Hit]]:
     """The `count` nearest of the queries at indices `chosen` (n,), fewer where the gallery has no more; a match comes after
     other identities at its distance, as average precision counts it."""
-    rows = torch.cat([block[chosen] for _, block in distances.tiles()], dim=1).cpu()
-    is_match, is_other = _kinds(query.select(chosen), gallery)
-    distance = rows.masked_fill(~(is_match | is_other), torch.inf).numpy()
-    order = np.lexsort((~is_other.numpy(), distance), axis=1)[:, :count]
-    columns = (np.take_along_axis(each, order, 1) for each in (distance, ~is_other.numpy()))
-    listed = zip(*(column.tolist() for column in (order, *columns)), strict=True)
-    return [[hit for hit in map(Hit, *row) if hit.distance < np.inf] for row in listed]
+    lists = []
+    for number, distance in zip(chosen, distances.rows(chosen).cpu().numpy(), strict=True):
+        is_match, is_other = _kinds(query.select(number), gallery)
+        distance = np.where(is_match | is_other, distance, np.inf)
+        order = np.lexsort((is_match, distance))[:count]
+        hits = zip(order.tolist(), distance[order].tolist(), is_match[order].tolist(), strict=True)
+        lists.append([hit for hit in map(Hit._make, hits) if hit.distance < np.inf])
+    return lists
 
 
 def distance_histogram(
@@ -126,11 +115,11 @@ def distance_histogram(
     ones, of samples without a modality in common, not at all."""
 
     def by_kind() -> Iterator[list[np.ndarray]]:
-        """The distances to matches and to other identities, of some of the gallery at a time."""
-        for start, block in distances.tiles():
-            distance = block.clamp(min=0).cpu()
-            kinds = _kinds(query, gallery.select(slice(start, start + block.shape[1])))
-            yield [distance[kind & distance.isfinite()].numpy() for kind in kinds]
+        """The distances of a block of queries to their matches, and to other identities."""
+        for rows, block in distances.blocks():
+            distance = block.clamp(min=0).cpu().numpy()
+            kinds = _kinds(query.select(rows), gallery)
+            yield [distance[kind & np.isfinite(distance)] for kind in kinds]
 
     largest = max(float(values.max(initial=0)) for kinds in by_kind() for values in kinds)
     limits, counts = (0.0, largest or 1.0), np.zeros((2, bins), np.int64)
@@ -139,10 +128,10 @@ def distance_histogram(
     return Histogram(np.linspace(*limits, bins + 1), *counts)
 
 
-def _kinds(query: Labels, gallery: Labels) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which gallery samples are matches of each query, and which are of other identities: (Q, G) bool each."""
-    is_same = query.identity[:, None] == gallery.identity
-    return is_same & (query.key[:, None] != gallery.key), ~is_same
+def _kinds(query: Labels, gallery: Labels) -> tuple[np.ndarray, np.ndarray]:
+    """Which gallery samples are matches of each query (q,), or of one, and which are of other identities: (q, G) bool each."""
+    is_same = query.identity[..., None] == gallery.identity
+    return is_same & (query.key[..., None] != gallery.key), ~is_same
 
 
 def _mean(values: np.ndarray) -> float:

@@ -1,7 +1,7 @@
-"""Distances of queries (Q, D) to a gallery (G, D) in memory or on disk (docs/method.md, Evaluation).
+"""Squared Euclidean distances of queries (Q, D) to a gallery (G, D), also of triplets that lack modalities (docs/method.md).
 
-A set of modalities is a frozenset of their names. `present` (n, 3) bool has a column for each of
-MODALITIES: whether a triplet has an image of it.
+A set of modalities is a frozenset of their names. `present` (n, 3) bool has a column for each of MODALITIES: whether a triplet
+has an image of it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,15 +22,22 @@ from demo_sdtps.modeling.modalities import modality_subsets
 from demo_sdtps.runtime.progress import progress
 
 COHORT, FEWEST = 1000, 30  # triplets that distances are standardised by: at most, at least
-TILE_ELEMENTS = 1 << 25  # distances, or numbers of the gallery's features, in memory at a time
+BLOCK_ELEMENTS = 1 << 25  # distances in a block of queries
 KEPT_ELEMENTS = 1 << 26  # distances that are computed once, and kept: 256 MB
 
 Modalities = frozenset[str]
 Side = tuple[torch.Tensor, np.ndarray]
 """Features (n, D) of the queries or the gallery, and their `present` (n, 3)."""
+
+
+def complete_side(features: torch.Tensor) -> Side:
+    """Features (n, D) of complete triplets."""
+    return features.detach(), np.ones((len(features), len(MODALITIES)), bool)
+
+
 Take = Callable[[np.ndarray], torch.Tensor]
 """Features (m, D) of the gallery's samples at ascending indices (m,)."""
-Rows = slice | np.ndarray  # some of the gallery's samples, in ascending order
+Rows = slice | np.ndarray  # some of the queries
 Scales = Mapping[tuple[Modalities, Modalities], tuple[torch.Tensor, torch.Tensor]]
 """Mean and deviation, (q, 1) each, of the distances of the q queries of a set to triplets of a set."""
 
@@ -256,71 +263,37 @@ def cohort_scales(
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances (Q, G) of queries to a gallery, as they are ranked: whole in memory, or computed by
-    parts of the gallery whenever they are asked for. Infinite where nothing can be compared."""
+    """Distances (Q, G) of queries to a gallery, as they are ranked: `rows` gives those of some queries, (q, G) on the features'
+    device, which must not be modified. Infinite where nothing can be compared."""
 
     shape: tuple[int, int]
-    measure: Callable[[Rows], torch.Tensor]  # to some samples of the gallery, (Q, g)
-    size: int  # samples of a part
+    rows: Callable[[Rows], torch.Tensor]
+    block: int = 0  # distances in a block of queries, or BLOCK_ELEMENTS
 
-    def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The first gallery sample of each part, and the distances (Q, g) to it and to those that
-        follow; they must not be modified."""
-        for start in progress(range(0, self.shape[1], self.size), "comparing", unit="block"):
-            yield start, self.measure(slice(start, min(start + self.size, self.shape[1])))
-
-    @property
-    def values(self) -> torch.Tensor:
-        """All of them, (Q, G)."""
-        return torch.cat([block for _, block in self.tiles()], dim=1)
-
-    def select(self, samples: np.ndarray) -> "Distances":
-        """Those to some samples of the gallery, at ascending indices (g,)."""
-        shape = self.shape[0], len(samples)
-        return Distances(shape, lambda rows: self.measure(samples[rows]), self.size)
-
-    def pairs(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """The distances (n,) of queries (n,) to gallery samples (n,)."""
-        chosen, place = np.unique(samples, return_inverse=True)
-        some = self if len(chosen) == self.shape[1] else self.select(chosen)
-        order = np.argsort(place // self.size, kind="stable")  # by part
-        values = [np.zeros(0, np.float32)]
-        for start, block in some.tiles():
-            inside = order[place[order] // self.size == start // self.size]
-            places = (torch.from_numpy(each[inside]) for each in (rows, place - start))
-            values.append(block[tuple(places)].cpu().numpy())
-        return np.concatenate(values)[np.argsort(order)]
+    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """All queries in blocks: which they are, and their distances (q, G)."""
+        queries, gallery = self.shape
+        size = max(1, (self.block or BLOCK_ELEMENTS) // max(1, gallery))
+        for start in progress(range(0, queries, size), "comparing", unit="block"):
+            rows = slice(start, min(start + size, queries))
+            yield rows, self.rows(rows)
 
 
 def matrix_distances(values: torch.Tensor) -> Distances:
     """Distances (Q, G), float32 or float64, in memory."""
-    queries, gallery = values.shape
+    return Distances((values.shape[0], values.shape[1]), values.__getitem__)
+
+
+def measure_distances(comparison: Comparison, query: Side, gallery: Side) -> Distances:
+    """The distances of queries to a gallery: a matrix where they are few, or else computed for some queries when they are asked
+    for."""
+    (features, present), (others, others_present) = query, gallery
 
     def measure(rows: Rows) -> torch.Tensor:
-        return values[:, rows if isinstance(rows, slice) else torch.from_numpy(rows)]
+        some = features[rows], present[rows]
+        scales = cohort_scales(comparison, some, others_present, others.__getitem__)
+        return set_distances(comparison, some, gallery, scales=scales)
 
-    return Distances((queries, gallery), measure, max(1, gallery))
-
-
-def measure_distances(
-    comparison: Comparison, query: Side, present: np.ndarray, take: Take
-) -> Distances:
-    """The distances of queries in memory to a gallery, of which `take` reads samples and `present`
-    (G, 3) says what they have: as a matrix where they are few."""
-    scales = cohort_scales(comparison, query, present, take)
-    samples = np.arange(len(present))
-
-    def measure(rows: Rows) -> torch.Tensor:
-        side = take(samples[rows]), present[rows]
-        return set_distances(comparison, query, side, scales=scales)
-
-    size = max(1, TILE_ELEMENTS // max(1, *query[0].shape))
-    distances = Distances((len(query[0]), len(present)), measure, size)
-    if not 0 < len(query[0]) * len(present) <= KEPT_ELEMENTS:
-        return distances
-    return matrix_distances(distances.values)
-
-
-def measure_in_memory(comparison: Comparison, query: Side, gallery: Side) -> Distances:
-    """`measure_distances` to a gallery in memory."""
-    return measure_distances(comparison, query, gallery[1], gallery[0].__getitem__)
+    if len(features) * len(others) > KEPT_ELEMENTS:
+        return Distances((len(features), len(others)), measure)
+    return matrix_distances(measure(slice(None)))

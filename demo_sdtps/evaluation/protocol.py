@@ -25,7 +25,8 @@ from demo_sdtps.evaluation.distances import (
     describe_incomparable,
     find_incomparable,
     make_comparison,
-    measure_in_memory,
+    matrix_distances,
+    measure_distances,
     present_modalities,
 )
 from demo_sdtps.evaluation.extraction import (
@@ -35,7 +36,7 @@ from demo_sdtps.evaluation.extraction import (
     missing_cases,
     model_device,
 )
-from demo_sdtps.evaluation.metrics import Ranking, score_distances
+from demo_sdtps.evaluation.metrics import Labels, Ranking, score_distances
 from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
@@ -56,10 +57,21 @@ class TestData:
     loader: DataLoader  # loads this process's shard of the samples
     matched: int  # the number of queries with a match in the gallery; only these are scored
     present: np.ndarray  # (samples, 3) bool: of which modalities the features of each are
+    key: str  # attribute by which the protocol leaves out gallery samples of the query's identity
 
-    def labels(self, name: str, indices: torch.Tensor) -> torch.Tensor:
-        """An attribute of the samples at `indices`: identity, camera or scene."""
-        return torch.tensor([getattr(self.samples[index], name) for index in indices.tolist()])
+    @property
+    def labels(self) -> tuple[Labels, Labels]:
+        """Those of the queries and of the gallery."""
+        query, gallery = (
+            Labels(
+                *(
+                    np.array([getattr(self.samples[row], name) for row in rows.tolist()], int)
+                    for name in ("identity", "camera", self.key)
+                )
+            )
+            for rows in (self.query, self.gallery)
+        )
+        return query, gallery
 
     def without(self, missing: Collection[str]) -> "TestData":
         """The same, where features are of images without the modalities in `missing`."""
@@ -78,6 +90,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
         test_loader(cfg, shard_for_rank(samples)),
         matched,
         present_modalities(samples, cfg.MODEL.MODALITIES),
+        exclude_key(cfg),
     )
 
 
@@ -167,16 +180,7 @@ def rank_features(
 ) -> Ranking:
     """Score features (samples, D) of the test data, of a return pattern (by default TEST.RETURN_PATTERN), re-ranked where
     TEST.RE_RANKING is yes."""
-    return rank_distances(cfg, ranked_distances(cfg, features, data, pattern), data)
-
-
-def rank_distances(cfg: CfgNode, distances: Distances, data: TestData) -> Ranking:
-    """Score distances of the queries of the test data to its gallery."""
-    sides = (data.query, data.gallery)
-    ids, keys = (
-        [data.labels(name, side) for side in sides] for name in ("identity", exclude_key(cfg))
-    )
-    return score_distances(distances, ids, keys)
+    return score_distances(ranked_distances(cfg, features, data, pattern), *data.labels)
 
 
 def ranked_distances(
@@ -185,26 +189,21 @@ def ranked_distances(
     """Distances, as they are ranked, by features (samples, D); arguments are those of `rank_features`."""
     pattern = pattern or cfg.TEST.RETURN_PATTERN
     comparison = make_comparison(cfg, pattern, cfg.TEST.FEAT_NORM == "yes")
-    sides = (select_side(cfg, features, data, rows) for rows in (data.query, data.gallery))
+    query, gallery = (select_side(cfg, features, data, rows) for rows in (data.query, data.gallery))
     if cfg.TEST.RE_RANKING == "yes":
-        return rerank(replace(comparison, normalise=True), *sides)
-    return measure_in_memory(comparison, *sides)
+        return matrix_distances(rerank(replace(comparison, normalise=True), query, gallery))
+    return measure_distances(comparison, query, gallery)
 
 
 def select_side(cfg: CfgNode, features: torch.Tensor, data: TestData, rows: torch.Tensor) -> Side:
     """Query or gallery, the `rows` of features (samples, D): normalised, and what is present in them."""
-    # Indexing copies the features, and a second copy of a large gallery would take gigabytes.
-    return normalise(cfg, features[rows], in_place=True), data.present[rows.numpy()]
+    return normalise(cfg, features[rows]), data.present[rows.numpy()]
 
 
-def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:
+def normalise(cfg: CfgNode, features: torch.Tensor) -> torch.Tensor:
     """L2-normalised features (n, D) where TEST.FEAT_NORM is yes, else `features`. Raises `NotFiniteError`."""
     check_finite(features)
-    return (
-        F.normalize(features, dim=1, out=features if in_place else None)
-        if cfg.TEST.FEAT_NORM == "yes"
-        else features
-    )
+    return F.normalize(features, dim=1) if cfg.TEST.FEAT_NORM == "yes" else features
 
 
 def modality_sets(modalities: Sequence[str]) -> dict[str, str]:
@@ -233,17 +232,17 @@ def rank_sets(
     device, sets = model_device(model), modality_sets(model.modalities)
     pattern = cfg.TEST.RETURN_PATTERN
     comparison = make_comparison(cfg, pattern, cfg.TEST.FEAT_NORM == "yes")
-    matrices: dict[str, dict[str, dict[str, float | None]]] = {
-        name: {one: {} for one in sets} for name in ("mAP", "Rank-1")
-    }
+    matrices: dict[str, dict[str, dict[str, float | None]]] = {"mAP": {}, "Rank-1": {}}
     for one, other in product(sets, repeat=2):
         query, gallery = (
             select_side(cfg, features[case][pattern].to(device), data.without(CASES[case]), rows)
             for case, rows in ((sets[one], data.query), (sets[other], data.gallery))
         )
-        is_defined = len(find_incomparable(comparison, query[1], gallery[1])) < len(data.query)
-        distances = measure_in_memory(comparison, query, gallery)
-        ranking = rank_distances(cfg, distances, data) if is_defined else None
-        matrices["mAP"][one][other] = ranking.mAP if ranking else None
-        matrices["Rank-1"][one][other] = ranking.rank(1) if ranking else None
+        cell: dict[str, float | None] = {"mAP": None, "Rank-1": None}
+        if len(find_incomparable(comparison, query[1], gallery[1])) < len(data.query):
+            distances = measure_distances(comparison, query, gallery)
+            ranking = score_distances(distances, *data.labels)
+            cell = {"mAP": ranking.mAP, "Rank-1": ranking.rank(1)}
+        for measure, value in cell.items():
+            matrices[measure].setdefault(one, {})[other] = value
     return matrices

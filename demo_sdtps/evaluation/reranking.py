@@ -1,11 +1,10 @@
 """k-reciprocal re-ranking with sparse matrices (docs/method.md).
 
-Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017.
-N samples: the queries, then the gallery. Distances are computed on the features' device, sparse
-matrices on the CPU by SciPy.
+Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017. N samples: the queries, then
+the gallery. Distances are computed on the features' device, sparse matrices on the CPU by SciPy.
 """
 
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,17 +15,15 @@ from demo_sdtps.evaluation.distances import (
     KEPT_ELEMENTS,
     Comparison,
     Distances,
+    Rows,
     Side,
     check_finite,
-    matrix_distances,
+    complete_side,
     set_distances,
-    squared_distances,
 )
-from demo_sdtps.runtime.progress import progress
 
 BLOCK_ELEMENTS = 1 << 23
-"""Distances in a block of rows; a few such tensors exist at a time, and never one of N × N beyond
-`KEPT_ELEMENTS`."""
+"""Distances in a block of rows; a few such tensors exist at a time, and none of N × N beyond `KEPT_ELEMENTS`."""
 MEETINGS = 1 << 18
 """Pairs of weights that are compared at a time; they stay in the processor's cache."""
 FARTHEST = 4.0  # the largest squared distance of features of length 1
@@ -42,79 +39,39 @@ def k_reciprocal(
 ) -> torch.Tensor:
     """Re-ranked distances of queries (Q, D) to the gallery (G, D): (Q, G) float32, on the features' device.
 
-    (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean
-    distance over its row's maximum (docs/method.md). Features are L2-normalised here, as the
-    definition requires. The neighbours of a sample are itself, then the others by distance, ties by
-    index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result, memory grows with
-    N · k1 and the size of the neighbourhoods.
+    (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean distance over its row's
+    maximum (docs/method.md). Features are L2-normalised here, as the definition requires. The neighbours of a sample are
+    itself, then the others by distance, ties by index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result,
+    memory grows with N · k1 and the size of the neighbourhoods. Raises `NotFiniteError`.
     """
-    features = torch.cat([query_features, gallery_features])
-    check_finite(features)
-    # in double, as features that have much in common are near each other then
-    samples, index = F.normalize(features.double(), dim=1).unique(dim=0, return_inverse=True)
-    rows = Rows(lambda places: squared_distances(samples[places], samples), index)
-    return _rerank(rows, len(query_features), k1, k2, lambda_value)
+    sides = complete_side(query_features), complete_side(gallery_features)
+    return rerank(Comparison(), *sides, k1, k2, lambda_value)
 
 
 @torch.no_grad()
-def rerank(comparison: Comparison, query: Side, gallery: Side) -> Distances:
-    """`k_reciprocal` by the distances of a comparison; sets that share nothing are as far as can be."""
-    features = torch.cat([query[0], gallery[0]])
-    check_finite(features)
-    features = F.normalize(features.double(), dim=1)
-    present = torch.from_numpy(np.concatenate([query[1], gallery[1]])).to(features)
-    samples, index = torch.cat([features, present], dim=1).unique(dim=0, return_inverse=True)
-    features, present = samples.split([features.shape[1], present.shape[1]], dim=1)
-    side = features, present.bool().cpu().numpy()
-
-    def between(places: torch.Tensor) -> torch.Tensor:
-        some = features[places], side[1][places.cpu().numpy()]
-        return set_distances(comparison, some, side).clamp_(max=FARTHEST)
-
-    return matrix_distances(_rerank(Rows(between, index), len(query[0])))
-
-
-class Rows:
-    """Distances of N samples to all, in blocks of rows: (rows, (n, N) float32, at least 0). `between` gives the distances (m,
-    M) of some of the M distinct samples to all of these, `index` (N,) says which of them each sample is. Copies of an image in
-    query and gallery therefore have distance 0 from each other and equal distances to all others, whatever the rounding (up to
-    the last bit for sets too large to be kept)."""
-
-    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor], index: torch.Tensor):
-        self.between, self.index = between, index
-        distinct = torch.arange(int(index.max()) + 1, device=index.device)
-        self.kept = between(distinct) if len(distinct) ** 2 <= KEPT_ELEMENTS else None
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def blocks(self, count: int, title: str) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Those of the first `count` samples."""
-        size = max(1, BLOCK_ELEMENTS // len(self))
-        for start in progress(range(0, count, size), f"re-ranking: {title}", unit="block"):
-            rows = slice(start, min(start + size, count))
-            places = self.index[rows]
-            distance = self.between(places) if self.kept is None else self.kept[places]
-            distance = distance.clamp_(min=0).scatter_(1, places[:, None], 0)
-            yield rows, distance.index_select(1, self.index)
-
-
-def _rerank(
-    rows: Rows, queries: int, k1: int = 50, k2: int = 15, lambda_value: float = 0.3
+def rerank(
+    comparison: Comparison,
+    query: Side,
+    gallery: Side,
+    k1: int = 50,
+    k2: int = 15,
+    lambda_value: float = 0.3,
 ) -> torch.Tensor:
-    """Re-ranked distances (Q, G) of the first samples, the queries, to the others."""
-    nearest, farthest = _neighbours(rows, max(k1 + 1, k2))
+    """`k_reciprocal` by the distances of a comparison, also of triplets that lack modalities: (Q, G) float32. Triplets without
+    a modality in common are as far as can be."""
+    pairs, queries = pair_distances(comparison, query, gallery), len(query[0])
+    nearest, farthest = _neighbours(pairs, max(k1 + 1, k2))
     wide, narrow = (_reciprocal(nearest[:, : k + 1]) for k in (k1, round(k1 / 2)))
     # a member's set counts as well where more than 2/3 of it is in the sample's
     joined = (wide @ narrow.T).multiply(wide).tocsr()
     joined.data *= 3 * joined.data > 2 * narrow.getnnz(axis=1)[joined.indices]
     joined.eliminate_zeros()
-    weights = _weights(rows, farthest, (wide + joined @ narrow).tocsr())
+    weights = _weights(pairs, farthest, (wide + joined @ narrow).tocsr())
     if k2 > 1:
         members = nearest[:, :k2]
         weights = _matrix(members, 1 / members.shape[1]) @ weights
     overlap = torch.from_numpy(_overlap(weights[:queries], weights[queries:])).to(farthest.device)
-    for some, distance in rows.blocks(queries, "distances"):
+    for some, distance in replace(pairs, shape=(queries, pairs.shape[1])).blocks():
         # Each row of weights sums to 1, so the maxima sum to 2 minus the minima.
         jaccard = (1 - overlap[some] / (2 - overlap[some])).clamp_(min=0)
         relative = distance[:, queries:] / farthest[some]
@@ -122,11 +79,42 @@ def _rerank(
     return overlap
 
 
-def _neighbours(rows: Rows, count: int) -> tuple[np.ndarray, torch.Tensor]:
+def pair_distances(comparison: Comparison, query: Side, gallery: Side) -> Distances:
+    """Distances of N samples, the queries and then the gallery, to all: (N, N) float32 from 0 to FARTHEST.
+
+    Copies of an image in query and gallery have distance 0 from each other and equal distances to all others, whatever the
+    rounding (up to the last bit for sets too large to be kept). Raises `NotFiniteError`.
+    """
+    features = torch.cat([query[0], gallery[0]])
+    check_finite(features)
+    # in double, as features that have much in common are near each other then
+    features = F.normalize(features.double(), dim=1)
+    present = torch.from_numpy(np.concatenate([query[1], gallery[1]])).to(features)
+    samples, index = torch.cat([features, present], dim=1).unique(dim=0, return_inverse=True)
+    features, present = samples.split([features.shape[1], present.shape[1]], dim=1)
+    distinct = features, present.bool().cpu().numpy()
+
+    def between(places: torch.Tensor) -> torch.Tensor:
+        """Distances of some of the M distinct samples (m,) to all of them: (m, M)."""
+        some = features[places], distinct[1][places.cpu().numpy()]
+        return set_distances(comparison, some, distinct).clamp_(min=0, max=FARTHEST)
+
+    is_kept = len(features) ** 2 <= KEPT_ELEMENTS
+    kept = between(torch.arange(len(features), device=index.device)) if is_kept else None
+
+    def measure(rows: Rows) -> torch.Tensor:
+        places = index[rows]
+        distance = between(places) if kept is None else kept[places]
+        return distance.scatter_(1, places[:, None], 0).index_select(1, index)
+
+    return Distances((len(index), len(index)), measure, BLOCK_ELEMENTS)
+
+
+def _neighbours(pairs: Distances, count: int) -> tuple[np.ndarray, torch.Tensor]:
     """Indices of the `count` nearest of every sample (N, count), itself first, and its largest distance (N, 1)."""
-    indices = torch.arange(len(rows), device=rows.index.device)
     nearest, farthest = [], []
-    for some, distance in rows.blocks(len(rows), "neighbours"):
+    for some, distance in pairs.blocks():
+        indices = torch.arange(len(distance[0]), device=distance.device)
         farthest.append(distance.amax(1, keepdim=True))
         distance.scatter_(1, indices[some, None], -1)
         # topk breaks ties arbitrarily. The bits of floats ≥ 0, read as integers, are ordered as the floats are (those of -1
@@ -153,10 +141,10 @@ def _reciprocal(nearest: np.ndarray) -> csr_matrix:
     return adjacency.multiply(adjacency.T).tocsr()
 
 
-def _weights(rows: Rows, farthest: torch.Tensor, sets: csr_matrix) -> csr_matrix:
+def _weights(pairs: Distances, farthest: torch.Tensor, sets: csr_matrix) -> csr_matrix:
     """V: exp(-distance over its row's maximum) at the members of each row's set (N, N), normalised to sum 1."""
-    values, row = [], np.arange(len(rows)).repeat(np.diff(sets.indptr))
-    for some, distance in rows.blocks(len(rows), "neighbourhoods"):
+    values, row = [], np.arange(len(farthest)).repeat(np.diff(sets.indptr))
+    for some, distance in pairs.blocks():
         entries = slice(*sets.indptr[[some.start, some.stop]])
         places = (
             torch.from_numpy(each[entries]).to(distance.device, torch.long)

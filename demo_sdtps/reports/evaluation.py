@@ -20,6 +20,7 @@ from demo_sdtps.evaluation import analysis, protocol, tables
 from demo_sdtps.evaluation.analysis import embed
 from demo_sdtps.evaluation.distances import Distances
 from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.metrics import Labels
 from demo_sdtps.evaluation.protocol import CrossModal, TestData
 from demo_sdtps.evaluation.tables import Record, options, reid_record
 from demo_sdtps.modeling.checkpoints.loading import stored_config
@@ -58,7 +59,7 @@ def analyse(
     others = sorted({*range(len(data.query))} - {*worst})
     chosen_others = [others[place] for place in spread(len(others), queries - len(worst))]
     listed = sorted(worst + chosen_others)
-    nearest = analysis.nearest_samples(*ranking, torch.tensor(listed), NEAREST)
+    nearest = analysis.nearest_samples(*ranking, np.array(listed), NEAREST)
     cameras, matrix = analysis.camera_matrix(*ranking)
     identities = analysis.score_identities(scores.average_precision, ranking[1].identity)
     histogram = analysis.distance_histogram(*ranking)
@@ -106,12 +107,9 @@ def rank_patterns(
 
 def labelled_distances(
     cfg: CfgNode, features: torch.Tensor, data: protocol.TestData
-) -> tuple[Distances, analysis.Labels, analysis.Labels]:
+) -> tuple[Distances, Labels, Labels]:
     """The first arguments of the functions of evaluation/analysis.py, by features (samples, D)."""
-    names = ("identity", "camera", protocol.exclude_key(cfg))
-    sides = data.query, data.gallery
-    query, gallery = (analysis.Labels(*(data.labels(n, side) for n in names)) for side in sides)
-    return protocol.ranked_distances(cfg, features, data), query, gallery
+    return protocol.ranked_distances(cfg, features, data), *data.labels
 
 
 def number(value: float) -> float | None:
@@ -179,10 +177,10 @@ def draw_ranks(
 ) -> Path:
     """A row for each of the queries `numbers`, four of the split by default: the query, then the nearest gallery samples that
     the protocol allows; features (samples, D)."""
-    shown = torch.tensor(numbers or figures.spread(len(data.query), 4))
+    shown = np.array(numbers or figures.spread(len(data.query), 4))
     distances, query, gallery = labelled_distances(cfg, features, data)
     nearest = analysis.nearest_samples(distances, query, gallery, shown, BEST)
-    first_matches = analysis.score_queries(distances, query, gallery).first_match[shown.numpy()]
+    first_matches = analysis.score_queries(distances, query, gallery).first_match[shown]
     cells = []  # of each row: (sample, title, colour of the frame)
     for sample, hits, first in zip(data.query[shown].tolist(), nearest, first_matches, strict=True):
         late = f"\nfirst hit at rank {first}" if first > len(hits) else ""

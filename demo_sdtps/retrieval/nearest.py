@@ -234,7 +234,7 @@ def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) 
 
 
 def _reranked(how: Comparison, query: Side, gallery: Gallery, rows: np.ndarray) -> np.ndarray:
-    return rerank(how, query, (gallery.take(rows), gallery.present[rows])).values.numpy()
+    return rerank(how, query, (gallery.take(rows), gallery.present[rows])).numpy()
 
 
 def distances(queries: np.ndarray, gallery: FeatureBlocks, rows: np.ndarray) -> np.ndarray:

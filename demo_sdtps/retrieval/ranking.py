@@ -22,7 +22,7 @@ from demo_sdtps.evaluation.distances import (
     measure_distances,
     names_present,
 )
-from demo_sdtps.evaluation.metrics import score_distances
+from demo_sdtps.evaluation.metrics import Labels, score_distances
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.retrieval.features import decode_present
 from demo_sdtps.retrieval.nearest import (
@@ -168,9 +168,10 @@ def score_features(
 ) -> tuple[str, dict[str, Any]]:
     """What is ranked, in a sentence, and the scores by return pattern."""
     key, attribute = ("scene", "scenes") if gallery.scenes.any() else ("camera", "cams")
-    keys = [getattr(each, attribute) for each in (query, gallery)]
-    distances = measure_distances(comparison, side, gallery.present, gallery.take)
-    ranking = score_distances(distances, (query.ids, gallery.ids), keys)
+    labels = [Labels(each.ids, each.cams, getattr(each, attribute)) for each in (query, gallery)]
+    features = gallery.take(np.arange(len(gallery)))
+    distances = measure_distances(comparison, side, (features, gallery.present))
+    ranking = score_distances(distances, *labels)
     caption = (
         f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
         f"and {key} excluded{'' if comparison.normalise else ', features not normalised'}, in percent"

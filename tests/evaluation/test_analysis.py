@@ -4,20 +4,18 @@ import numpy as np
 import pytest
 import torch
 from numeric import generator
-from ranking_cases import in_parts, rank_distances
+from ranking_cases import labels_of, rank_distances
 
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.distances import matrix_distances
 from tests.reference import analysis as plain
 
-PARTS = {"in parts": 11, "at once": None}  # samples of the gallery at a time
-
 
 class Case:
     """Queries and a gallery with ties among their distances, queries without a match, and a camera that only one side has."""
 
-    def __init__(self, seed, by="camera", queries=30, gallery=70, size=None):
-        draws, self.size = generator(seed), size
+    def __init__(self, seed, by="camera", queries=30, gallery=70):
+        draws = generator(seed)
 
         def labels(count, kinds):
             return torch.randint(kinds, (count,), generator=draws)
@@ -27,9 +25,7 @@ class Case:
         self.cameras = [labels(queries, 3), 1 + labels(gallery, 4)]
         self.keys = self.cameras if by == "camera" else [labels(queries, 4), labels(gallery, 4)]
         self.distance = torch.randint(-2, 40, (queries, gallery), generator=draws) / 16
-        self.sides = [
-            analysis.Labels(*side) for side in zip(self.ids, self.cameras, self.keys, strict=True)
-        ]
+        self.sides = labels_of(self.ids, self.keys, self.cameras)
         self.lists = [
             [values.tolist() for values in pair] for pair in (self.ids, self.cameras, self.keys)
         ]
@@ -37,13 +33,13 @@ class Case:
 
     @property
     def distances(self):
-        return in_parts(self.distance, self.size) if self.size else matrix_distances(self.distance)
+        return matrix_distances(self.distance)
 
 
-@pytest.fixture(params=[(by, part) for by in ("camera", "scene") for part in PARTS], ids=", ".join)
-def case(request):
-    by, parts = request.param
-    return Case(1, by, size=PARTS[parts])
+@pytest.fixture(params=["camera", "scene"])
+def case(request, monkeypatch):
+    monkeypatch.setattr("demo_sdtps.evaluation.distances.BLOCK_ELEMENTS", 11 * 70)
+    return Case(1, request.param)
 
 
 def known(values):
@@ -72,7 +68,7 @@ def test_cameras(case):
 
 def test_identities(case):
     averages = analysis.score_queries(case.distances, *case.sides).average_precision
-    actual = analysis.score_identities(averages, case.ids[0])
+    actual = analysis.score_identities(averages, case.ids[0].numpy())
     expected = plain.identity_scores(
         [plain.average_precision(ranking) for ranking in case.rankings], case.lists[0][0]
     )
@@ -91,7 +87,7 @@ def test_worst_queries(case):
 
 
 def test_nearest(case):
-    chosen = torch.randperm(30, generator=generator(3))[:12]
+    chosen = torch.randperm(30, generator=generator(3))[:12].numpy()
     actual = analysis.nearest_samples(case.distances, *case.sides, chosen, 10)
     for row, query in enumerate(chosen.tolist()):
         assert [(hit.distance, hit.is_match, hit.sample) for hit in actual[row]] == case.rankings[

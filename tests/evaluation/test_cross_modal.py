@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
@@ -16,10 +15,8 @@ from modality_sets import (
     PRESENT,
     WIDTH,
     comparison,
-    distance_lengths,
     draw_sides,
     present_in,
-    scaled_errors,
     shuffled,
     split_parts,
 )
@@ -29,8 +26,6 @@ from tiny import SHALLOW, random_images, tiny_model
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.evaluation import distances as distance_module
-from demo_sdtps.evaluation.distances import measure_in_memory, set_distances, squared_distances
 from demo_sdtps.evaluation.extraction import (
     CASES,
     extract_features,
@@ -54,66 +49,6 @@ def test_the_sets_are_named_by_what_is_present():
     ) == list(PRESENT)
 
 
-@pytest.mark.parametrize("sources", ALL_SOURCES.values(), ids=ALL_SOURCES)
-@pytest.mark.parametrize("how", ["all", "shared"])
-def test_distances_of_two_sets_against_the_slow_version(how, sources):
-    """In all 49 cells, of which 12 share nothing; what is not used may be anything, as a missing modality's columns."""
-    draws, undefined = generator(len(sources)), 0
-    for query_set, gallery_set in product(PRESENT.values(), repeat=2):
-        query, gallery = draw_sides(draws, sources, 3 * [query_set], 4 * [gallery_set])
-        actual = set_distances(comparison(sources, how), query, gallery)
-        sets = 3 * [query_set], 4 * [gallery_set]
-        expected = plain.distances(
-            split_parts(query[0]), split_parts(gallery[0]), sources, *sets, how
-        )
-        if np.isinf(expected[0][0]):
-            undefined += 1
-            assert actual.isinf().all() and not query_set & gallery_set
-            continue
-        assert_close(actual, expected, *distance_lengths(sources), scale=4)
-        matrix = measure_in_memory(comparison(sources, how), query, gallery)
-        assert torch.equal(matrix.values, actual)
-        if how == "all" or query_set == gallery_set == set(MODALITIES):
-            assert torch.equal(actual, squared_distances(query[0], gallery[0]))
-            continue
-        for place, names in enumerate(sources):
-            for (side, _), present in ((query, query_set), (gallery, gallery_set)):
-                if not present.issuperset(names):
-                    columns = side.unflatten(1, (-1, WIDTH))[:, place]
-                    columns[:] = torch.randn(columns.shape, generator=draws)
-        assert torch.equal(set_distances(comparison(sources, how), query, gallery), actual)
-    assert undefined == (12 if how == "shared" else 0)
-
-
-@pytest.mark.parametrize("fewest", [1, 7])
-@pytest.mark.parametrize("how", ["all", "shared"])
-def test_distances_of_triplets_that_have_other_sets_each(monkeypatch, how, fewest):
-    """All of them in one matrix, infinite where nothing is shared, and standardised; in parts, and of some of the gallery."""
-    monkeypatch.setattr(distance_module, "FEWEST", fewest)
-    draws, sources = generator(20), ALL_SOURCES["13C"]
-    # 13 triplets have RGB, 12 NI, 12 TI, 6 all
-    sets = [shuffled(draws, 3), [*shuffled(draws, 2), {"RGB"}, *4 * [set(MODALITIES)]]]
-    query, gallery = draw_sides(draws, sources, *sets)
-    arguments = split_parts(query[0]), split_parts(gallery[0]), sources, *sets, how
-    lengths = distance_lengths(sources)
-    actual = set_distances(comparison(sources, how), query, gallery)
-    assert_close(actual, plain.distances(*arguments), *lengths, scale=4)
-    expected = np.array(plain.scaled(*arguments, fewest))
-    scale = scaled_errors(expected, plain.scales(*arguments, fewest))
-    matrix = measure_in_memory(comparison(sources, how), query, gallery)
-    assert_close(matrix.values, expected, *lengths, 50, scale=scale)
-    monkeypatch.setattr(distance_module, "KEPT_ELEMENTS", 0)
-    monkeypatch.setattr(distance_module, "TILE_ELEMENTS", 4 * query[0].shape[1])
-    parts = measure_in_memory(comparison(sources, how), query, gallery)
-    starts, blocks = zip(*parts.tiles(), strict=True)
-    assert starts == (0, 4, 8, 12, 16)
-    assert_close(torch.cat(blocks, dim=1), expected, *lengths, 50, scale=scale)
-    some, rows = np.array([2, 7, 11, 18]), np.array([20, 0, 5, 5])
-    for one in (matrix, parts):
-        assert_close(one.select(some).values, expected[:, some], *lengths, 50, scale=scale)
-        assert_close(one.pairs(rows, some), expected[rows, some], *lengths, 50, scale=scale)
-
-
 def test_re_ranking_is_by_these_distances():
     """By the slow version, of a matrix of distances; what has none is as far as can be."""
     draws, sources = generator(21), ALL_SOURCES["7C"]
@@ -126,13 +61,13 @@ def test_re_ranking_is_by_these_distances():
         distances = np.array(values).clip(0, 4)
         ordered = np.sort(distances, axis=1)
         gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 4]
-    actual = rerank(comparison(sources, "shared"), query, gallery).values
+    actual = rerank(comparison(sources, "shared"), query, gallery)
     expected = plain_reranking.k_reciprocal_by(distances.tolist(), len(query[0]))
     sums, farthest = len(sources) * WIDTH, float(distances.max(axis=1).min())
     lengths = (*4 * (sums,), *3 * (len(samples),), 8)
     assert_close(actual, expected, *lengths, scale=4 * max(1, 2 / farthest))
     whole = [(side, np.ones_like(each)) for side, each in (query, gallery)]
-    actual = rerank(comparison(sources, "shared"), *whole).values
+    actual = rerank(comparison(sources, "shared"), *whole)
     assert torch.equal(actual, k_reciprocal(query[0], gallery[0]))
 
 
@@ -235,8 +170,12 @@ def loaded(fused_words):
 
 
 def list_labels(data):
-    sides = data.query, data.gallery
-    return [data.labels(name, side).tolist() for name in ("identity", "camera") for side in sides]
+    query, gallery = data.labels
+    return [
+        side.tolist()
+        for pair in ((query.identity, gallery.identity), (query.key, gallery.key))
+        for side in pair
+    ]
 
 
 def test_a_triplet_that_lacks_images_is_compared_by_those_that_it_has(loaded):

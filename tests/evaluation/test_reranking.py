@@ -9,7 +9,7 @@ from numeric import assert_close, generator
 from ranking_cases import LargestResult, cosine_error, near_ties, rank_distances, roundings
 
 from demo_sdtps.evaluation import reranking
-from demo_sdtps.evaluation.distances import squared_distances as squared_distances_by_product
+from demo_sdtps.evaluation.distances import Comparison, complete_side
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from tests.reference import reranking as plain
 
@@ -134,12 +134,9 @@ def test_twins_are_exactly_as_far(monkeypatch, kept):
     monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
     monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", 7 * 300)
     features = F.normalize(torch.cat(clusters(6, 40, 60, dim=517, ranks=[])), dim=1)
-
-    def between(places):
-        return squared_distances_by_product(features[places], features)
-
-    rows = reranking.Rows(between, torch.arange(100).repeat(3))
-    distance = torch.cat([block for _, block in rows.blocks(300, "")])
+    sides = complete_side(features.repeat(2, 1)), complete_side(features)
+    pairs = reranking.pair_distances(Comparison(), *sides)
+    distance = torch.cat([block for _, block in pairs.blocks()])
     assert (distance.diagonal() == 0).all()
     assert torch.equal(distance, distance[:, :100].repeat(1, 3))
     assert (distance[:100, :100] - squared_distances(features)).abs().max() < cosine_error(517)

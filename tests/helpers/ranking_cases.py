@@ -1,7 +1,6 @@
 """Distances and labels to rank, and comparisons of rankings."""
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,7 @@ from numeric import assert_close, generator, tolerance
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from demo_sdtps.evaluation.distances import matrix_distances
-from demo_sdtps.evaluation.metrics import score_distances
+from demo_sdtps.evaluation.metrics import Labels, score_distances
 
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
@@ -33,8 +32,16 @@ def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
 
 def rank_distances(distance, query_ids, gallery_ids, query_keys, gallery_keys, max_rank=50):
     """The ranking by distances (Q, G), and by identities and cameras, or scenes, of both sides."""
-    sides = (query_ids, gallery_ids), (query_keys, gallery_keys)
-    return score_distances(matrix_distances(distance), *sides, max_rank)
+    labels = labels_of((query_ids, gallery_ids), (query_keys, gallery_keys))
+    return score_distances(matrix_distances(distance), *labels, max_rank)
+
+
+def labels_of(ids, keys, cameras=None):
+    """`Labels` of queries and gallery, by pairs of identities, of cameras or scenes, and of cameras where these are others."""
+    return [
+        Labels(*(np.asarray(each) for each in side))
+        for side in zip(ids, cameras or keys, keys, strict=True)
+    ]
 
 
 def short(features):
@@ -81,8 +88,3 @@ def roundings(query, gallery):
     squared = squared_distances(F.normalize(torch.cat([query, gallery]).double(), dim=1))
     (samples, dim), farthest = (len(squared), query.shape[1]), float(squared.amax(1).min())
     return (dim, dim, dim, samples, samples, samples, 8), 4 * max(1.0, 2 / farthest)
-
-
-def in_parts(distance, size):
-    """Distances (Q, G) that come in parts of so many samples of the gallery."""
-    return replace(matrix_distances(distance), size=size)

@@ -155,6 +155,6 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranking_ca
     actual = evaluation.failures(*ranking_case)
     assert {*failed} <= {*actual} <= {*possible} and 0 < len(actual) == len({*actual}) < QUERIES
     assert all(worst[first] >= best[second] for first, second in pairwise(actual))
-    perfect = F.one_hot(data.labels("identity", torch.arange(len(data.samples)))).float()
+    perfect = F.one_hot(torch.tensor([one.identity for one in data.samples])).float()
     with pytest.raises(UserError, match="--failures finds none"):
         evaluation.failures(cfg, perfect, data)

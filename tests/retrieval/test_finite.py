@@ -15,10 +15,9 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.evaluation.distances import (
     Comparison,
     NotFiniteError,
-    matrix_distances,
     set_distances,
 )
-from demo_sdtps.evaluation.metrics import evaluate_ranking, match_ranks
+from demo_sdtps.evaluation.metrics import evaluate_ranking
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
 from demo_sdtps.retrieval.engine import table_schema
@@ -75,14 +74,6 @@ def test_a_model_whose_features_are_not_finite_has_none(weights, files, value):
     reid.model.backbone.vit.norm.bias.data[3] = value
     with pytest.raises(UserError, match="The network's features are not finite"):
         reid.features(**files)
-
-
-def test_distances_that_are_not_numbers_rank_nothing():
-    values = torch.rand(2, 5)
-    values[1, 4] = torch.nan
-    ids, keys = ([1, 2], [1, 2, 3, 3, 3]), ([0, 0], [1] * 5)
-    with pytest.raises(ValueError, match="not numbers"):
-        match_ranks(matrix_distances(values), ids, keys)
 
 
 def test_a_table_holds_finite_features_alone(tmp_path, monkeypatch):

@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import torch
 from commands import cli_args_for, near, read_rows, read_scores
-from feature_stores import make_blocks, make_gallery
-from modality_sets import ALL_SOURCES, OWN, comparison, draw_sides, shuffled, split_parts
-from numeric import generator, numpy_generator
-from ranking_cases import assert_same, random_case
+from feature_stores import make_blocks
+from numeric import numpy_generator
 
-from benchmarks.rows import peak_memory
 from demo_sdtps.commands import search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
-from demo_sdtps.evaluation import distances
-from demo_sdtps.evaluation.distances import Comparison, measure_distances
-from demo_sdtps.evaluation.metrics import evaluate_ranking, score_distances
 from demo_sdtps.retrieval import export as exporting
 from demo_sdtps.retrieval import nearest as exact
 from demo_sdtps.retrieval import table
@@ -28,7 +22,6 @@ from demo_sdtps.retrieval.engine import table_schema
 from demo_sdtps.retrieval.nearest import nearest
 from demo_sdtps.retrieval.ranking import open_features
 from demo_sdtps.retrieval.table import create_table
-from tests.reference import cross_modal, ranking
 
 pytestmark = pytest.mark.usefixtures("shallow")
 SETTINGS = ()
@@ -53,51 +46,6 @@ def write(folder, features, ids, cams):
     return folder
 
 
-def rank(comparison, query, gallery, ids, keys):
-    """The scores of a gallery in blocks."""
-    measured = measure_distances(comparison, query, gallery.present, gallery.take)
-    return score_distances(measured, ids, keys)
-
-
-@pytest.mark.parametrize("size", [1, 7, 50, 200])
-def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
-    """Small whole numbers, whose distances are exact and often equal, and parts smaller than a block."""
-    monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
-    monkeypatch.setattr(distances, "TILE_ELEMENTS", 40 * 11)
-    query, gallery, *labels = random_case(15, identities=12, dim=3)
-    query, gallery = (2 * query).round(), (2 * gallery).round()
-    place = make_gallery(gallery.numpy(), size=size)
-    side = query, np.ones((len(query), 3), bool)
-    actual = rank(Comparison(), side, place, labels[:2], labels[2:])
-    expected = evaluate_ranking(query, gallery, *labels)
-    assert actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
-    assert torch.equal(actual.cmc, expected.cmc)
-    assert_same(actual, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
-
-
-@pytest.mark.parametrize("how", ["all", "shared"])
-def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
-    """Against the slow versions of distance, scale and ranking; what has no distance comes last."""
-    monkeypatch.setattr(distances, "FEWEST", 1)
-    monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
-    monkeypatch.setattr(distances, "TILE_ELEMENTS", 35 * 11)
-    draws, sources, gaps = generator(16), ALL_SOURCES["7C"], np.zeros(1)
-    sets = [shuffled(draws, 3), shuffled(draws, 9)]
-    labels = [
-        torch.randint(kinds, (len(side),), generator=draws) for kinds in (5, 3) for side in sets
-    ]
-    while gaps.min() < 2e-5:  # roundings decide on the ranks
-        query, (features, present) = draw_sides(draws, sources, *sets)
-        sides = split_parts(query[0]), split_parts(features)
-        expected = cross_modal.scaled(*sides, sources, *sets, how, 1)
-        ordered = np.sort(expected, axis=1).clip(max=99)
-        gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 99]
-    place = make_gallery(features.numpy(), present=present, size=10)
-    actual = rank(comparison(sources, how), query, place, labels[:2], labels[2:])
-    assert_same(actual, *ranking.evaluate_distances(expected, *(side.tolist() for side in labels)))
-
-
-@pytest.mark.slow
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     """A third of the gallery are copies; ties are in the order of the paths."""
     for module in (exact, table):
@@ -235,20 +183,4 @@ def read_cameras(place):
 def rank_and_search(folder):
     actual = open_features(folder)
     queries = actual.features.take(np.arange(50))
-    labels = [(side[:50], side) for side in (actual.ids, actual.cams)]
-    side = torch.from_numpy(queries), actual.present[:50]
-    rank(Comparison(tuple(map(frozenset, OWN))), side, actual, *labels)
     nearest(queries, actual.features, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_memory_does_not_grow_with_the_gallery(tmp_path):
-    """256 MB of features in half precision, beside a fourth of them."""
-    peaks = []
-    for name, rows in (("small", 32_768), ("large", 131_072)):
-        features = np.random.default_rng(0).standard_normal((rows, 1024), np.float32)
-        labels = np.arange(rows) % (rows // 4), np.arange(rows)
-        folder = write(tmp_path / name, features.astype(np.float16), *labels)
-        peaks.append(peak_memory(rank_and_search, folder))
-    assert peaks[1] - peaks[0] < 96

@@ -222,7 +222,7 @@ def test_re_ranking_of_hits_of_several_sets():
     for number, rows in enumerate(hits.rows):
         rows = np.sort(rows[rows >= 0])
         one = query[0][[number]], query[1][[number]]
-        expected = rerank(how, one, (features[rows], present[rows])).values[0].numpy()
+        expected = rerank(how, one, (features[rows], present[rows]))[0].numpy()
         order = np.searchsorted(rows, actual.rows[number][: len(rows)])
         assert np.array_equal(np.sort(order), np.arange(len(rows)))
         assert np.array_equal(expected[order], actual.distances[number][: len(rows)])
@@ -230,5 +230,5 @@ def test_re_ranking_of_hits_of_several_sets():
             actual.rows[number][len(rows) :] < 0
         ).all()
     whole = nearest.rerank_all(how, query, place, 42)
-    matrix = rerank(how, query, (features, present)).values.numpy()
+    matrix = rerank(how, query, (features, present)).numpy()
     assert np.array_equal(np.sort(matrix, axis=1), whole.distances)
