@@ -20,8 +20,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.retrieval.extractor import Extractor
-from demo_sdtps.retrieval.onnx_export import Feed, convert_onnx, write_openvino
-from demo_sdtps.retrieval.onnx_export.graph import metadata, write_onnx
+from demo_sdtps.retrieval.onnx_export import Feed, quantise_onnx, write_onnx, write_openvino
 
 KINDS = {"dense": {}, "slimmed": {"MODEL.SLIM_BLOCKS": [0, 4], "MODEL.SLIM_KEEP": [0.4, 0.5]}}
 RGB_ONLY = ("MODEL.MODALITIES", "[RGB]", "MODEL.SLIM_SCORE", "saliency", "MODEL.DEVICE", "cpu")
@@ -73,17 +72,14 @@ def feed_crops(crops: np.ndarray, model: ExportedModel) -> list[Feed]:
 def write_files(
     reid: Extractor, folder: Path, make_feeds: Callable[[ExportedModel], list[Feed]]
 ) -> None:
-    """The model in float32 and int8, of OpenVINO if it and NNCF are installed; int8 is calibrated on the feeds for the first
-    file."""
+    """The model in float32 and int8, of OpenVINO if it and NNCF are installed, whose int8 is calibrated on the feeds."""
     folder.mkdir()
-    plain, about = folder / "float32.onnx", metadata(reid, "uint8")
-    write_onnx(reid, plain, "uint8")
-    feeds = make_feeds(ExportedModel(plain))
-    for precision in ("int8", "int8_static"):
-        convert_onnx(Path(copy(plain, plain.with_stem(precision))), precision, feeds)
+    plain = folder / "float32.onnx"
+    about = write_onnx(reid, plain)
+    quantise_onnx(Path(copy(plain, folder / "int8.onnx")))
     if find_spec("openvino") and find_spec("nncf"):
         write_openvino(plain, plain.with_suffix(".xml"), about)
-        write_openvino(plain, folder / "int8.xml", about, feeds)
+        write_openvino(plain, folder / "int8.xml", about, make_feeds(ExportedModel(plain)))
 
 
 def open_files(folder: Path, threads: int) -> Iterator[tuple[str, ExportedModel]]:

@@ -1,24 +1,23 @@
 """Features of a split, and the model itself: demo-sdtps export --weight W --output PLACE, export onnx, export openvino"""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
 from demo_sdtps.datasets import SPLITS
-from demo_sdtps.modeling.exported import IMAGENET, INPUTS, ExportedModel
+from demo_sdtps.modeling.exported import IMAGENET, INPUTS, NORMALISED, ExportedModel
 from demo_sdtps.runtime.errors import check_extra
 
 FORMATS = ("npz", "parquet", "lance")
 PACKAGES = {name: name for name in ("onnx", "onnxscript", "onnxruntime")}
 OPENVINO = PACKAGES | {"openvino": "openvino", "nncf": "nncf"}
 TENSORS = (
-    "Inputs: of rgb, ni, ti those that the model reads, as --input says, and camera (batch,) int64 from 0, of which the last "
-    "is any other camera (the mean of the embeddings). Outputs: pattern_1 (original), pattern_2 (enhanced) and pattern_3 "
-    "(both) (batch, D) float32, not normalised, as demo-sdtps export writes them. A missing modality is an image of "
-    "zeros. The float32 model is compared with torch by the runtime first, and another --precision with it, by mAP, Rank-1 "
-    "and speed on the test split, which are printed for you to decide by; with --images, which have no labels, they are not. "
-    "The model card is written beside the file. demo_sdtps.load and other commands take the file as --weight (docs/deploy.md)."
+    "Inputs: rgb, ni and ti, those that the model reads, (batch, 3, H, W) float32 of the model's size, normalised as --input "
+    "says, and camera (batch,) int64 from 0, of which the last is any other camera (the mean of the embeddings). Outputs: "
+    "pattern_1 (original), pattern_2 (enhanced) and pattern_3 (both) (batch, D) float32, not normalised, as demo-sdtps export "
+    "writes them. A missing modality is an image of zeros. The float32 model is compared with torch by the runtime first; "
+    "demo-sdtps test --weight FILE gives the mAP of a file in any precision. The model card is written beside the file. "
+    "demo_sdtps.load and other commands take the file as --weight (docs/deploy.md)."
 )
 
 
@@ -63,64 +62,38 @@ def features() -> None:
         write(cfg, arguments, model, splits[arguments.split])
 
 
-def _export_model(
-    what: str,
-    suffix: str,
-    precisions: Sequence[str],
-    inputs: str,
-    extra: str,
-    packages: Mapping[str, str],
-) -> None:
-    """A command that exports a model: `what` begins its description, the last of `precisions` is calibrated."""
-    calibrated = precisions[-1]
+def _export_model(what: str, suffix: str, extra: str, packages: Mapping[str, str]) -> None:
+    """A command that exports a model: `what` begins its description."""
     parser = flags.config_parser(f"{what} {TENSORS}", images=True)
     cli.add_output(parser, "--output", suffix, required=True, help="the file to write")
-    images = f"others are compared with float32; {calibrated} is calibrated on the training split, or --images"
-    cli.add_choice(parser, "--precision", precisions, precisions[0], images)
+    calibrated = "OpenVINO's int8 is calibrated on the training split, or --images"
+    cli.add_choice(parser, "--precision", ("float32", "int8"), "float32", calibrated)
     kinds = (
-        "uint8: (batch, 3, h, w) of any size, preprocessed inside; normalised: float32 of the model's size, by its mean and "
-        "deviation; imagenet: by ImageNet's, without camera, one output by TEST.RETURN_PATTERN, as trackers give them"
+        "how images are normalised: by the model's mean and deviation, or by ImageNet's, without a camera, with one output by "
+        "TEST.RETURN_PATTERN, as trackers give them"
     )
-    cli.add_choice(parser, "--input", INPUTS, inputs, kinds)
-    if suffix == ".onnx":
-        parser.add_argument(
-            "--triton",
-            type=Path,
-            metavar="FOLDER",
-            help="also write FOLDER/<name of the file>/{config.pbtxt,1/model.onnx}, a model in the repository of a "
-            "Triton Inference Server",
-        )
+    cli.add_choice(parser, "--input", INPUTS, NORMALISED, kinds)
     arguments, cfg = flags.parse(parser)
-    repository = vars(arguments).get("triton")
     check_extra(parser.prog, extra, packages)
     if arguments.input == IMAGENET and len(cfg.MODEL.MODALITIES) > 1:
         raise UserError(
             f"--input {IMAGENET} is for models of one modality, as trackers use them, but this one reads "
-            f"{', '.join(cfg.MODEL.MODALITIES)}; choose another --input, which can tell which of them is missing."
+            f"{', '.join(cfg.MODEL.MODALITIES)}; leave it out."
         )
-    from demo_sdtps.datasets import find_reader, read_splits
-    from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.datasets import read_splits
     from demo_sdtps.retrieval.extractor import make_extractor
-    from demo_sdtps.retrieval.onnx_export import check_repository, export_model, write_repository
+    from demo_sdtps.retrieval.onnx_export import export_model
 
-    if repository:
-        check_repository(repository, arguments.output, arguments.overwrite)
-    precision, data, samples = arguments.precision, None, []
-    if precision != "float32" and find_reader(cfg).labelled:
-        data = make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
-    if precision == calibrated:
+    precision, samples = arguments.precision, []
+    if precision == "int8" and suffix == ".xml":
         samples = read_splits(cfg, ("train",))["train"]
-    reid, options = make_extractor(cfg), (precision, arguments.input, samples, data)
-    export_model(reid, arguments.output, *options, overwrite=arguments.overwrite)
-    if repository:
-        write_repository(repository, arguments.output)
-        cli.print_lines(f"Wrote {repository / arguments.output.stem}, a model of Triton")
+    settings = precision, arguments.input, samples, arguments.overwrite
+    export_model(make_extractor(cfg), arguments.output, *settings)
 
 
 def onnx() -> None:
-    precisions = ("float32", "float16", "int8", "int8_static")
     what = "Write the model of a checkpoint as ONNX, for any batch size."
-    _export_model(what, ".onnx", precisions, "normalised", "onnx", PACKAGES)
+    _export_model(what, ".onnx", "onnx", PACKAGES)
 
 
 def openvino() -> None:
@@ -128,4 +101,4 @@ def openvino() -> None:
         "Write the model of a checkpoint as .xml and .bin of OpenVINO, for any batch size. TEST.AMP bf16 lets the runtime "
         "compute a float32 file in bfloat16."
     )
-    _export_model(what, ".xml", ("float32", "int8"), "uint8", "openvino", OPENVINO)
+    _export_model(what, ".xml", "openvino", OPENVINO)

@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode as BasedCfgNode
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg, check_stored_score
+from demo_sdtps.config.common import WITHOUT_EFFECT
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.config.left import LEFT
 from demo_sdtps.config.schema import Key, Schema
@@ -33,6 +34,8 @@ CONFIGS = next(
 OWN = "Own"  # the folder in it for own data
 ENDINGS = ("", ".yml", ".yaml")
 DISTANCE = "TEST.CROSS_MODAL_DISTANCE"
+FIXED = ("INPUT.SIZE_TEST", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD", "TEST.NECK_FEAT")
+"""Keys beside those of MODEL whose values are part of the graph."""
 OLD_DISTANCE, NEW_DISTANCE = "pairs", "shared"
 """A value of DISTANCE that checkpoints of older versions may hold, and the one that takes its place."""
 logger = logging.getLogger(__name__)
@@ -242,6 +245,17 @@ def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
             raise ValueError(f"{min(repeated)} stands twice, in a section and by its full name")
         values |= more
     return values
+
+
+def other_settings(cfg: CfgNode, config: StoredText) -> dict[str, tuple[object, object]]:
+    """The keys of a configuration that belong to a model, and have other values in the stored `config`: both values."""
+    stored = flatten(parse_yaml(config.text, f"The configuration in {config}"))
+    return {
+        key: (value, stored[key])
+        for key, value in flatten(cfg).items()
+        if key in FIXED or (key.startswith("MODEL.") and key not in WITHOUT_EFFECT)
+        if value != stored.get(key, value)
+    }
 
 
 def _merge(cfg: CfgNode, schema: Schema, values: Mapping[str, object], source: Source) -> None:

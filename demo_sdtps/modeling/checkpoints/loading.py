@@ -13,7 +13,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.load import StoredText
+from demo_sdtps.config.load import StoredText, other_settings
 from demo_sdtps.modeling.checkpoints.names import (
     FORMER,
     OUR_BACKBONE,
@@ -24,7 +24,7 @@ from demo_sdtps.modeling.checkpoints.names import (
     rename,
 )
 from demo_sdtps.modeling.checkpoints.records import ORIGIN
-from demo_sdtps.modeling.exported import ExportedModel, is_exported, other_settings
+from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.runtime.files import atomic_write, has_form, read_json
 
 MAX_NAMED = 3

@@ -1,0 +1,231 @@
+"""A trained model as a file for ONNX Runtime or OpenVINO, for any number of triplets (docs/deploy.md)."""
+
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError, with_values
+from demo_sdtps.config.cli import print_lines
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.extraction import decoded_triplets
+from demo_sdtps.modeling.exported import (
+    ABOUT,
+    IMAGENET,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    NORMALISED,
+    ExportedModel,
+)
+from demo_sdtps.retrieval.extractor import Extractor
+from demo_sdtps.runtime.files import atomic_write, check_output_file
+
+BATCHES, TOLERANCE = (1, 3, 8), 1e-4
+CALIBRATION = 300  # triplets that int8 is calibrated on, at most
+Feed = Mapping[str, np.ndarray]  # the inputs of a model by their names
+QUANTISED = ["MatMul", "Gemm"]  # what is worth it; the score of the patches stays as it is
+PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
+
+
+class Patterns(nn.Module):
+    """The graph: float32 images (B, 3, H, W) of each of the model's modalities, normalised as `kind` says, and, where `kind` is
+    NORMALISED, cameras (B,) from 0 → the features (B, D) by return pattern, where `kind` is IMAGENET by TEST.RETURN_PATTERN
+    alone. An image of zeros is a missing one."""
+
+    def __init__(self, extractor: Extractor, kind: str):
+        super().__init__()
+        cfg, self.model, self.kind = extractor.cfg, extractor.model, kind
+        self.size, self.neck = list(cfg.INPUT.SIZE_TEST), cfg.TEST.NECK_FEAT
+        columns = self.model.layout.columns
+        self.patterns = [cfg.TEST.RETURN_PATTERN] if kind == IMAGENET else [*columns]
+        values = IMAGENET_MEAN, IMAGENET_STD, cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD
+        self.statistics = [torch.tensor(each)[:, None, None] for each in values]
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *images, cameras = inputs
+        if self.kind == IMAGENET:
+            imagenet_mean, imagenet_std, mean, std = self.statistics
+            images = [(image * imagenet_std + imagenet_mean - mean) / std for image in inputs]
+            cameras = torch.full_like(inputs[0][:, 0, 0, 0], self.model.backbone.cameras).long()
+        # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
+        by_name = dict(zip(self.model.modalities, torch.stack(images).unbind(), strict=True))
+        context = self.model.forward_features(by_name, cameras).context
+        features = self.model.return_patterns(context, self.neck)
+        return tuple(features[pattern] for pattern in self.patterns)
+
+    def examples(self, batch: int) -> dict[str, torch.Tensor]:
+        """Random images and cameras by the names of the inputs, the same in every run."""
+        generator, names = torch.Generator().manual_seed(batch), self.model.modalities
+        images = [torch.randn(batch, 3, *self.size, generator=generator) for _ in names]
+        inputs = dict(zip(map(str.lower, names), images, strict=True))
+        if self.kind == NORMALISED:
+            inputs["camera"] = torch.arange(batch) % (1 + self.model.camera_num)
+        return inputs
+
+
+@torch.no_grad()
+def write_onnx(extractor: Extractor, path: Path, kind: str = NORMALISED) -> str:
+    """Write the model in float32, for any number of triplets → the record in its metadata, which `ExportedModel` reads."""
+    graph, batch = Patterns(extractor, kind).eval(), torch.export.Dim("batch", min=1, max=65536)
+    inputs = graph.examples(2)
+    for logger in ("onnxscript", "onnx_ir", "torch.onnx"):  # they tell what they do not fold
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shapes = (tuple({0: batch} for _ in inputs),)
+        program = torch.onnx.export(
+            torch.export.export(graph, (*inputs.values(),), dynamic_shapes=shapes),
+            dynamo=True,
+            verbose=False,
+            input_names=[*inputs],
+            output_names=[f"pattern_{pattern}" for pattern in graph.patterns],
+            custom_translation_table=operators(),
+        )
+    assert program is not None
+    cfg, layout = extractor.cfg, extractor.model.layout
+    columns = {name: each.indices(layout.width)[:2] for name, each in layout.columns.items()}
+    if kind == IMAGENET:
+        columns = {name: (0, extractor.widths[name]) for name in graph.patterns}
+    about = {
+        "input": kind,
+        "modalities": extractor.model.modalities,
+        "size": graph.size,  # height, width
+        "mean": list(cfg.INPUT.PIXEL_MEAN),
+        "std": list(cfg.INPUT.PIXEL_STD),
+        "cameras": extractor.cameras,
+        "columns": columns,
+        "config": cfg.dump(),
+        "origin": extractor.origin,
+    }
+    program.model.metadata_props[ABOUT] = text = json.dumps(about)
+    program.save(path)
+    return text
+
+
+def operators() -> dict:
+    """ONNX operators in place of those of torch that torch's exporter does not know."""
+    from onnxscript import opset18 as op
+
+    def sort_stable(values, *, stable=True, dim=-1, descending=False):
+        # Of equal values TopK has the one with the lower index first.
+        length = op.Gather(op.Shape(values), op.Constant(value_ints=[dim]))
+        return op.TopK(values, length, axis=dim, largest=int(descending), sorted=1)
+
+    def kthvalue(values, k, dim=-1, keepdim=False):
+        smallest = op.TopK(values, op.Constant(value_ints=[k]), axis=dim, largest=0, sorted=1)
+        last = op.Constant(value_ints=[k - 1]) if keepdim else op.Constant(value_int=k - 1)
+        return tuple(op.Gather(tensor, last, axis=dim) for tensor in smallest)
+
+    def cdist(first, second, p, compute_mode):
+        rows, columns = op.Constant(value_ints=[-2]), op.Constant(value_ints=[-3])
+        steps = op.Sub(op.Unsqueeze(first, rows), op.Unsqueeze(second, columns))
+        return op.ReduceL2(steps, op.Constant(value_ints=[-1]), keepdims=0)
+
+    aten = torch.ops.aten
+    return {
+        aten.sort.stable: sort_stable,
+        aten.kthvalue.default: kthvalue,
+        aten._cdist_forward.default: cdist,
+    }
+
+
+def quantise_onnx(path: Path) -> None:
+    """Convert a float32 model in its place to int8 weights, with activations that are quantised as they come."""
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    quant_pre_process(path, path, skip_symbolic_shape=True)
+    model = onnx.load(path)
+    model.graph.ClearField("value_info")  # of some models it has shapes that are no longer true
+    onnx.save(model, path)
+    quantize_dynamic(path, path, op_types_to_quantize=QUANTISED)
+
+
+def write_openvino(onnx: Path, path: Path, about: str, feeds: Sequence[Feed] = ()) -> None:
+    """An ONNX file in float32, with its record `about`, as a file of OpenVINO, with `feeds` in int8 as NNCF quantises it after
+    training."""
+    import openvino
+
+    model = openvino.convert_model(onnx)
+    if feeds:
+        import nncf
+
+        nncf.set_log_level(logging.ERROR)  # it tells every operator that it leaves as it is
+        kinds = {node.get_type_name() for node in model.get_ops()} - PRODUCTS
+        scope = nncf.IgnoredScope(types=sorted(kinds), validate=False)
+        how = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(feeds)}
+        model = nncf.quantize(model, nncf.Dataset(feeds), ignored_scope=scope, **how)
+    model.set_rt_info(about, [ABOUT])
+    openvino.save_model(model, path, compress_to_fp16=False)
+
+
+def compare_with_torch(extractor: Extractor, model: ExportedModel) -> list[str]:
+    """A table, by batch, of the median and the largest difference of a file's features of random images to torch's, relative to
+    the largest value. Raises `UserError` where the median is above TOLERANCE: single images may differ, since patches whose
+    scores are equal within rounding may be chosen otherwise."""
+    graph = Patterns(extractor, model.about["input"])
+    lines = [f"{'batch':>5}  {'median':>10}  {'largest':>10}"]
+    for batch in BATCHES:
+        inputs = graph.examples(batch)
+        output = model.run({name: tensor.numpy() for name, tensor in inputs.items()})
+        with torch.no_grad():
+            expected = graph(*inputs.values())[-1]
+        difference = (torch.from_numpy(output) - expected).abs().amax(dim=1) / expected.abs().max()
+        lines.append(f"{batch:5}  {difference.median():10.1e}  {difference.max():10.1e}")
+        if not difference.median() <= TOLERANCE:
+            raise UserError(
+                f"The exported model differs from torch by {difference.median():.1e} on random triplets, more than "
+                f"{TOLERANCE}, so it is not written; try other versions of torch, onnxscript and the runtime."
+            )
+    return lines
+
+
+def calibration_feeds(cfg: CfgNode, model: ExportedModel, samples: Sequence[Sample]) -> list[Feed]:
+    """The inputs of CALIBRATION of the samples, evenly chosen, one at a time."""
+    chosen = samples[:: -(-len(samples) // CALIBRATION)]
+    settings = with_values(cfg, {"DATASETS.CACHE": "no", "TEST.IMS_PER_BATCH": 1})
+    return [model.inputs(*batch) for batch in decoded_triplets(test_loader(settings, chosen))]
+
+
+def export_model(
+    extractor: Extractor,
+    path: Path,
+    precision: str = "float32",
+    kind: str = NORMALISED,
+    samples: Sequence[Sample] = (),
+    overwrite: bool = False,
+) -> None:
+    """Write the model for ONNX Runtime (.onnx) or OpenVINO (.xml, and .bin), and its card beside it, once the runtime agrees
+    with torch in float32. OpenVINO's int8 is calibrated on `samples`."""
+    is_openvino = path.suffix == ".xml"
+    suffixes = [".md", *([".bin"] if is_openvino else []), path.suffix]
+    for suffix in suffixes[:-1]:
+        check_output_file(path.with_suffix(suffix), suffix, overwrite)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, f"model{path.suffix}")
+        about = write_onnx(extractor, onnx := file.with_suffix(".onnx"), kind)
+        if is_openvino:
+            write_openvino(onnx, file, about)
+        model = ExportedModel(file)
+        lines = compare_with_torch(extractor, model)
+        if precision == "int8" and is_openvino:
+            feeds = calibration_feeds(extractor.cfg, model, samples)
+            write_openvino(onnx, file := file.with_stem("int8"), about, feeds)
+        elif precision == "int8":
+            quantise_onnx(file)
+        card = extractor.generate_model_card(file=path.name, input=kind, precision=precision)
+        file.with_suffix(".md").write_text(str(card), encoding="utf-8")
+        for suffix in suffixes:
+            with atomic_write(path.with_suffix(suffix)) as temporary:
+                shutil.copyfile(file.with_suffix(suffix), temporary)
+    print_lines(*lines, f"Wrote {path} in {precision}; float32 was compared with torch.")
