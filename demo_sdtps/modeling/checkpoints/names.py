@@ -13,7 +13,6 @@ from torch import nn
 
 from demo_sdtps.modeling.modalities import SUBSETS
 from demo_sdtps.runtime.errors import UserError
-from demo_sdtps.runtime.files import is_sound
 
 FUSION = "generalFusion."
 EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.")
@@ -52,8 +51,6 @@ FORMER = ("trunk.", "backbone.")
 """Beginnings of the backbone's names in 0.1.0 and since."""
 PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
 """First components of our names."""
-FOLDER_ATTRIBUTE = 0x10
-"""Of a member of a zip archive: it is a folder (APPNOTE.TXT, 4.4.15, by MS-DOS)."""
 
 
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -127,8 +124,6 @@ def load_file(path: Path, without_weights: bool = False) -> object:
     opened."""
     try:
         if path.suffix == ".safetensors":
-            if not is_sound(path):
-                raise ValueError(f"{path} is damaged")
             return safetensors.torch.load_file(path)
         # Files from before torch 1.6 are no archives and cannot be mapped.
         mapped = check_archive(path) and without_weights
@@ -137,9 +132,8 @@ def load_file(path: Path, without_weights: bool = False) -> object:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         raise
-    except (
-        Exception
-    ) as error:  # unpickling random bytes fails in many ways, also as an `OSError` without a file
+    except Exception as error:
+        # Unpickling random bytes fails in many ways, also as an `OSError` without a file.
         if isinstance(error, OSError) and error.filename:
             raise
         raise ValueError(f"{path} is of another format, or damaged") from error
@@ -153,10 +147,6 @@ def check_archive(path: Path) -> bool:
     with zipfile.ZipFile(path) as archive:
         if damaged := archive.testzip():
             raise zipfile.BadZipFile(damaged)
-        for member in archive.infolist():
-            # torch reads nothing of a folder, and leaves the memory as it is
-            if member.external_attr & FOLDER_ATTRIBUTE:
-                raise zipfile.BadZipFile(member.filename)
     return True
 
 
