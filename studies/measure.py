@@ -11,13 +11,14 @@ measured pairs is in no pair of the fit.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import expit
 from yacs.config import CfgNode
 
 from demo_sdtps.commands import flags
@@ -28,12 +29,12 @@ from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import batches, test_loader
 from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.modeling.inference import evaluating
-from demo_sdtps.retrieval.calibrate import labelled_distances
-from demo_sdtps.retrieval.calibration import fit, quality
+from demo_sdtps.retrieval.calibration import Pairs, fit, label_distances
 from demo_sdtps.retrieval.extractor import make_extractor
 from demo_sdtps.runtime.files import write_json
 
 SPLIT_COUNT, COMPLETE = 10, "RGB+NI+TI, RGB+NI+TI"
+BINS = 15  # of the calibration error
 
 
 def similarity(cfg: CfgNode) -> dict[str, float]:
@@ -56,38 +57,55 @@ def mean_cosine(rows: torch.Tensor) -> torch.Tensor:
     return (unit.sum(dim=-2).square().sum(dim=-1) - count) / (count * (count - 1))
 
 
+def quality(fitted: Mapping[str, Any], pairs: Pairs) -> dict[str, Any]:
+    """What `fit` returned, measured by other pairs: the expected calibration error, by the shares of the fit, and by rate
+    what is accepted of the pairs of different identities and of one."""
+    counts, sizes = [fitted["same"], fitted["different"]], [*map(len, pairs)]
+    weights = np.repeat(np.divide(counts, sizes) / sum(counts), sizes)
+    probabilities = expit(fitted["offset"] - fitted["slope"] * np.concatenate(pairs))
+    bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
+    gaps = np.bincount(bins, weights * (np.repeat([1.0, 0.0], sizes) - probabilities), BINS)
+    accepted = {
+        rate: [float((distances <= limit).mean()) for distances in reversed(pairs)]
+        for rate, limit in fitted["limits"].items()
+    }
+    return {"error": float(np.abs(gaps).sum()), "accepted": accepted}
+
+
 def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
     splits = read_splits(cfg, (VALIDATION, *SPLITS[1:]))
     samples = [*dict.fromkeys(sample for members in splits.values() for sample in members)]
     count = len({sample.identity for sample in splits[VALIDATION]})
     values: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
-    for block in labelled_distances(cfg, make_extractor(cfg), samples):
-        if block.pattern != 3:
-            continue
-        kind = "complete" if block.sets == COMPLETE else "other sets"
+    labelled = dict(label_distances(cfg, make_extractor(cfg), samples))[3]
+    for sets, *sides in labelled.set_pairs():
+        kind = "complete" if sets == COMPLETE else "other sets"
         draw = np.random.default_rng(0)
+        either = sides[0] | sides[1]
         for _ in range(SPLIT_COUNT):
-            chosen = draw.permutation(np.unique(block.identities))[:count]
-            fitted_on = [np.isin(side, chosen) for side in block.identities]
-            other_identities = [~side for side in fitted_on]
-            camera = draw.choice(np.unique(block.cameras))
-            by_others = [side != camera for side in block.cameras]
+            chosen = draw.permutation(np.unique(labelled.identities[either]))[:count]
+            is_fitted = np.isin(labelled.identities, chosen)
+            camera = draw.choice(np.unique(labelled.cameras[either]))
+            is_other = labelled.cameras != camera
+            fitted_on, others = (
+                [side & mask for side in sides] for mask in (is_fitted, ~is_fitted)
+            )
             cases = {
-                kind: (fitted_on, other_identities),
+                kind: (fitted_on, others),
                 f"{kind}, another camera": (
-                    [a & b for a, b in zip(fitted_on, by_others, strict=True)],
-                    [other_identities[0] & ~by_others[0], other_identities[1]],
+                    [side & is_other for side in fitted_on],
+                    [others[0] & ~is_other, others[1]],
                 ),
             }
-            for name, (places, others) in cases.items():
-                measured = quality(fit(block.pairs(*places)), block.pairs(*others))
+            for name, (places, measured_on) in cases.items():
+                measured = quality(fit(labelled.pairs(*places)), labelled.pairs(*measured_on))
                 false, true = measured["accepted"][str(FALSE_ACCEPT)]
                 is_near = FALSE_ACCEPT / 2 <= false <= FALSE_ACCEPT * 2
                 columns = {"error": measured["error"], "false": false}
                 columns |= {"false within 0.5 to 2": is_near, "true": true}
                 for what, value in columns.items():
                     values[name][what].append(value)
-                values[name][block.sets].append(false)
+                values[name][sets].append(false)
     content = {}
     for name, columns in values.items():
         sets = [columns.pop(one) for one in [*columns] if ", " in one]

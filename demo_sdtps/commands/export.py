@@ -1,4 +1,4 @@
-"""Features of a split, and the model itself: demo-sdtps export --weight W --output PLACE, export onnx, export openvino"""
+"""Features of a split, and the model itself: demo-sdtps export --weight W --output X.npz, export onnx, export openvino"""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,6 @@ from demo_sdtps.datasets import SPLITS
 from demo_sdtps.modeling.exported import IMAGENET, INPUTS, NORMALISED, ExportedModel
 from demo_sdtps.runtime.errors import check_extra
 
-FORMATS = ("npz", "parquet", "lance")
 PACKAGES = {name: name for name in ("onnx", "onnxscript", "onnxruntime")}
 OPENVINO = PACKAGES | {"openvino": "openvino", "nncf": "nncf"}
 TENSORS = (
@@ -23,43 +22,34 @@ TENSORS = (
 
 def features() -> None:
     parser = flags.config_parser(
-        "Write the features of a split. By the ending of the output, or --format: X.npz is a file for numpy with features "
-        "(n, D) float32; ids, cams and scenes (n,), identities as named on disk, cameras from 0, both -1 with --images, "
-        "scenes 0 where there are none; present (n,) uint8, the sum of 1, 2 and 4 for RGB, NI and TI, where the features "
-        "are of them; paths (n, 3) in the order RGB, NI, TI, or (n, 1) where one image holds the three side by side; and, "
-        "as single values, return_pattern, split, data_set, checkpoint (its path), checkpoint_sha256 (of its content), "
-        "normalised (whether the features are) and configuration (JSON: the keys on which features depend, with their "
-        "values). X.parquet is one file for databases, any other place a Lance table, in a folder or at an address such "
-        "as s3://bucket/gallery: a row for each triplet with row (its number), name (its first path), rgb, ni, ti (its "
-        "paths), identity, camera, scene, present (such as RGB,TI), split, return_pattern and feature, a list of D "
-        "numbers; the other single values are metadata. An interrupted export to a table goes on when the command is "
-        "called again, with --overwrite anew. Processes of torchrun share the work.",
+        "Write the features of a split. X.npz is a file for numpy with features (n, D); ids, cams and scenes (n,), identities "
+        "as named on disk, cameras from 0, both -1 with --images, scenes 0 where there are none; present (n,) uint8, the sum "
+        "of 1, 2 and 4 for RGB, NI and TI, where the features are of them; paths (n, 3) in the order RGB, NI, TI, or (n, 1) "
+        "where one image holds the three side by side; and, as single values, return_pattern, split, data_set, checkpoint "
+        "(its path), checkpoint_sha256 (of its content), normalised (whether the features are) and configuration (JSON: the "
+        "keys on which features depend, with their values). X.parquet is a file for databases, with a row for each triplet: "
+        "row (its number), name (its first path), rgb, ni, ti (its paths), identity, camera, scene, present (such as RGB,TI), "
+        "split, return_pattern and feature, a list of D numbers; the other single values are metadata. Processes of torchrun "
+        "share the work.",
         images=True,
     )
     patterns = "1 original, 2 enhanced, 3 both"
     cli.add_choice(parser, "--return_pattern", RETURN_PATTERNS, 3, patterns)
     cli.add_choice(parser, "--split", SPLITS, "gallery", "without effect with --images")
-    outputs = "X.npz, X.parquet, or the place of a table, a folder or an address"
-    cli.add_path(parser, "--output", "PLACE", outputs, str)
-    parser.add_argument(
-        "--format",
-        choices=FORMATS,
-        help="default: by the ending of the output; lance needs pip install -e '.[search]', parquet '.[parquet]'",
-    )
-    kinds, what = ("float32", "float16"), "of features in a table or Parquet"
-    cli.add_choice(parser, "--dtype", kinds, "float32", what)
+    outputs = "the file to write; .parquet needs pip install -e '.[parquet]'"
+    cli.add_output(parser, "--output", ".npz", ".parquet", required=True, help=outputs)
+    cli.add_choice(parser, "--dtype", ("float32", "float16"), "float32", "of the features")
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
-    cli.add_overwrite(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.extraction import load_any_model_and_data
-        from demo_sdtps.retrieval import export
+        from demo_sdtps.retrieval.export import export_features
 
-        export.check_output(arguments)
+        if arguments.output.suffix == ".parquet":
+            check_extra("A file ending in .parquet", "parquet", {"pyarrow": "pyarrow"})
         model, splits = load_any_model_and_data(cfg, (arguments.split,), several=True)
         if isinstance(model, ExportedModel):
             model.check_pattern(arguments.return_pattern)
-        write = export.export_table if arguments.format == "lance" else export.export_file
-        write(cfg, arguments, model, splits[arguments.split])
+        export_features(cfg, arguments, model, splits[arguments.split])
 
 
 def _export_model(what: str, suffix: str, extra: str, packages: Mapping[str, str]) -> None:

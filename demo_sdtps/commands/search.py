@@ -1,12 +1,11 @@
-"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html, calibrated
-(calibrate), and in exported features (rank)."""
+"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html; and
+demo-sdtps calibrate --weight W, which fits the probability of the same identity."""
 
 import argparse
 import re
 
 from demo_sdtps.commands import flags
-from demo_sdtps.config import RETURN_PATTERNS, cli, common
-from demo_sdtps.config.schema import YES_NO
+from demo_sdtps.config import RETURN_PATTERNS, cli, common, with_values
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.base import VALIDATION
 
@@ -112,45 +111,27 @@ def calibrate() -> None:
     )
     which = "of labelled images; of another data set, by DATASETS.ROOT_DIR, any"
     cli.add_choice(parser, "--split", (VALIDATION, *SPLITS), VALIDATION, which)
-    cli.add_switch(
-        parser,
-        "--test",
-        "measure it on query and gallery too: the error of the probability, and what the thresholds accept",
-    )
     cli.add_overwrite(parser)
     flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
+    from demo_sdtps.datasets import read_splits
     from demo_sdtps.datasets.unreadable import print_left_out
-    from demo_sdtps.retrieval.calibrate import calibrate
+    from demo_sdtps.modeling.checkpoints.loading import weights_file
+    from demo_sdtps.retrieval import calibration
+    from demo_sdtps.retrieval.extractor import make_extractor
+    from demo_sdtps.runtime.device import choose_device
+    from demo_sdtps.runtime.files import check_output_file, sha256, write_json
 
-    calibrate(arguments, cfg)
+    weights, split = weights_file(cfg.TEST.WEIGHT), arguments.split
+    path = check_output_file(calibration.calibration_file(weights), ".json", arguments.overwrite)
+    calibration.check_split(cfg, split)
+    cfg = cfg if split == VALIDATION else with_values(cfg, {"DATASETS.VALIDATION": 0.0})
+    samples = calibration.thin_out(read_splits(cfg, (split,))[split])
+    reid = make_extractor(cfg).to(choose_device(cfg))
+    record = calibration.calibrate(cfg, reid, samples)
+    write_json(path, {"checkpoint_sha256": sha256(weights), **record})
+    for sets, values in record["patterns"][str(cfg.TEST.RETURN_PATTERN)].items():
+        limits = ", ".join(f"{rate}: {limit:.3f}" for rate, limit in values["limits"].items())
+        cli.print_lines(f"{sets}: {values['same']} and {values['different']} pairs; {limits}")
+    cli.print_lines(f"Wrote {path}, {len(samples)} triplets; other sets have too few pairs")
     print_left_out()
-
-
-def rank() -> None:
-    parser = argparse.ArgumentParser(
-        description="Rank a gallery for queries by features that demo-sdtps export wrote, and print mAP and Rank-k as "
-        "demo-sdtps test does, without gallery samples of the query's identity and scene, or camera where there are no "
-        "scenes; --csv writes the nearest of each query, which may be of another data set, such as own images. "
-        "Q and G are .npz files, or tables in a folder or at an address such as s3://bucket/gallery. "
-        "The queries are in memory, a table of the gallery is read batch by batch."
-    )
-    cli.add_path(parser, "--query", "Q", "features of the queries", str)
-    cli.add_path(parser, "--gallery", "G", "features of the gallery", str)
-    cli.add_where(parser)
-    cli.add_choice(parser, "--feat_norm", YES_NO, "yes", "L2-normalise, as TEST.FEAT_NORM")
-    key = "as TEST.CROSS_MODAL_DISTANCE"
-    cli.add_choice(parser, "--cross_modal_distance", common.CROSS_MODAL_DISTANCES, "shared", key)
-    cli.add_count(parser, "--top", common.TOP, "hits per query of --csv, at most all")
-    cli.add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
-    cli.add_output(
-        parser,
-        "--csv",
-        ".csv",
-        help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
-        "none excluded, by squared Euclidean distance of L2-normalised features",
-    )
-    arguments = cli.read_arguments(parser)
-    from demo_sdtps.retrieval.ranking import rank_exports
-
-    rank_exports(arguments)

@@ -1,39 +1,56 @@
-"""The probability that two triplets are of the same identity, and thresholds of their distance (docs/search.md).
+"""The probability that two triplets are of the same identity, and thresholds of their distance: demo-sdtps calibrate.
 
 Both are fitted on labelled triplets that the model was not trained on, for each pair of sets of modalities (distances.py), as
-distances by different columns differ.
+distances by different columns differ (docs/search.md).
 """
 
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations_with_replacement
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from scipy.optimize import minimize
 from scipy.special import expit
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
-from demo_sdtps.config.common import FALSE_ACCEPT, FALSE_ACCEPT_RATES
-from demo_sdtps.evaluation.distances import set_name
-from demo_sdtps.modeling.checkpoints.loading import Checkpoint
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.common import FALSE_ACCEPT_RATES
+from demo_sdtps.datasets import Sample, check_labelled
+from demo_sdtps.datasets.base import VALIDATION
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.distances import (
+    make_comparison,
+    names_present,
+    present_modalities,
+    set_distances,
+    set_name,
+)
+from demo_sdtps.evaluation.extraction import extract_features, missing_cases
+from demo_sdtps.evaluation.protocol import exclude_key
+from demo_sdtps.modeling.checkpoints.loading import Checkpoint, stored_config
 from demo_sdtps.modeling.checkpoints.records import CALIBRATION
-from demo_sdtps.retrieval.features import modality_mask
+from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.retrieval.origin import model_keys
 from demo_sdtps.runtime.files import read_json, sha256
 
+if TYPE_CHECKING:
+    from demo_sdtps.retrieval.extractor import Extractor
+
 logger = logging.getLogger(__name__)
 FEWEST = 10  # pairs of one identity that a fit has, and of different ones that a threshold accepts
-BINS = 15  # of the calibration error
-
+MOST = 1000  # triplets whose pairs are compared
 Pairs = tuple[np.ndarray, np.ndarray]
 """Distances, (n,), of the pairs of triplets of one identity by different cameras, and of those of different identities."""
 
 
 class Calibration:
-    """The probability of the same identity as a logistic function of the distance (Platt, 1999), and the largest distances that
-    are accepted at a rate of false acceptance. `fits` are what `fit` returns, by the two sets, such as "RGB, RGB+NI+TI"."""
+    """`fits` are what `fit` returns, by the two sets of modalities, such as "RGB, RGB+NI+TI", in either order."""
 
     def __init__(self, fits: Mapping[str, Mapping[str, Any]]):
         self.fits = {}
@@ -62,14 +79,14 @@ class Calibration:
 
     def coarser(self, rate: float) -> list[str]:
         """A line on the sets whose threshold is a coarser one than that for `rate`, if any."""
-        rates: dict[str, set[float]] = {}
-        for (one, other), values in self.fits.items():
-            if (used := threshold_rate(values, rate)) not in (rate, None):
-                name = " and ".join(sorted({set_name(one), set_name(other)}))
-                rates.setdefault(name, set()).add(used)
-        listed = ", ".join(f"{name} ({max(used):.0%})" for name, used in sorted(rates.items()))
-        text = f"Thresholds coarser than {rate:g}, by too few labelled pairs: {listed}"
-        return [text] if listed else []
+        used = {sets: threshold_rate(values, rate) for sets, values in self.fits.items()}
+        names = {
+            f"{' and '.join(sorted({*map(set_name, sets)}))} ({other:.0%})"
+            for sets, other in used.items()
+            if other not in (rate, None)
+        }
+        text = f"Thresholds coarser than {rate:g}, by too few labelled pairs: "
+        return [text + ", ".join(sorted(names))] if names else []
 
     def scales(self) -> dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]]:
         """By two sets the distance of probability ½, and that in which the odds fall by e; none for sets without a fit.
@@ -80,16 +97,6 @@ class Calibration:
             if values["slope"] > 0
         }
 
-    def check_rate(self, rate: float) -> None:
-        """Raise `UserError` for a rate, other than the default, that no fit has."""
-        limits = set().union(*(values["limits"] for values in self.fits.values()))
-        known = [one for one in FALSE_ACCEPT_RATES if str(one) in limits]
-        if rate not in (*known, FALSE_ACCEPT):
-            raise UserError(
-                f"A false acceptance of {rate} is none of this calibration ({', '.join(f'{one:g}' for one in known)}); give "
-                "one of these, or calibrate on more images for a smaller one."
-            )
-
 
 def threshold_rate(fitted: Mapping[str, Any], rate: float) -> float | None:
     """The finest rate of what `fit` returned that is at least `rate`."""
@@ -97,8 +104,9 @@ def threshold_rate(fitted: Mapping[str, Any], rate: float) -> float | None:
 
 
 def fit(pairs: Pairs, copies: int = 1) -> dict[str, Any]:
-    """Slope, at least 0, and offset of the logistic function of the greatest likelihood, by Platt's targets; the thresholds.
-    Every pair is there `copies` times."""
+    """Slope, at least 0, and offset of the logistic function of the distance of the greatest likelihood, by Platt's targets
+    (1999), and `limits`: by the rate of false acceptance the distance within which this share of the pairs of different
+    identities lies. Every pair is there `copies` times."""
     same, different = pairs
     counts = {"same": len(same) // copies, "different": len(different) // copies}
     distances = np.concatenate(pairs).astype(np.float64)
@@ -120,19 +128,105 @@ def fit(pairs: Pairs, copies: int = 1) -> dict[str, Any]:
     return {"slope": slope / scale, "offset": offset, "limits": limits, **counts}
 
 
-def quality(fitted: Mapping[str, Any], pairs: Pairs) -> dict[str, Any]:
-    """What `fit` returned, measured by other pairs: the expected calibration error, by the shares of the fit, and by rate
-    what is accepted of the pairs of different identities and of one."""
-    counts, sizes = [fitted["same"], fitted["different"]], [*map(len, pairs)]
-    weights = np.repeat(np.divide(counts, sizes) / sum(counts), sizes)
-    probabilities = expit(fitted["offset"] - fitted["slope"] * np.concatenate(pairs))
-    bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
-    gaps = np.bincount(bins, weights * (np.repeat([1.0, 0.0], sizes) - probabilities), BINS)
-    accepted = {
-        rate: [float((distances <= limit).mean()) for distances in reversed(pairs)]
-        for rate, limit in fitted["limits"].items()
+class Labelled(NamedTuple):
+    """Distances (n, n) float32 of labelled triplets, each taken as of every set of modalities that it has images of, infinite
+    where two sets share nothing; the names of the `sets`, such as RGB+TI, the `identities` and the `cameras`, each (n,)."""
+
+    distances: np.ndarray
+    sets: np.ndarray
+    identities: np.ndarray
+    cameras: np.ndarray
+
+    def pairs(self, rows: np.ndarray, columns: np.ndarray) -> Pairs:
+        """The pairs of some rows and columns, by masks (n,)."""
+        is_same, is_same_camera = (
+            each[rows][:, None] == each[columns] for each in (self.identities, self.cameras)
+        )
+        distances = self.distances[rows][:, columns]
+        return distances[is_same & ~is_same_camera], distances[~is_same]
+
+    def set_pairs(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Each two sets that are compared, such as "RGB, RGB+NI+TI", and the rows and columns of their triplets, masks (n,)."""
+        for one, other in combinations_with_replacement(dict.fromkeys(self.sets.tolist()), 2):
+            rows, columns = self.sets == one, self.sets == other
+            if np.isfinite(self.distances[rows][:, columns]).all():
+                yield f"{one}, {other}", rows, columns
+
+
+def label_distances(
+    cfg: CfgNode, reid: "Extractor", samples: Sequence[Sample]
+) -> Iterator[tuple[int, Labelled]]:
+    """The distances of samples by each return pattern. Cameras of the training are known by their names, any other is their
+    mean, as in a search. In place of the cameras are the scenes where the protocol excludes by these, or numbers where all
+    triplets are by one camera."""
+    model, identities = reid.model, np.array([one.identity for one in samples])
+    cameras = np.array([getattr(one, exclude_key(cfg)) for one in samples])
+    cameras = np.arange(len(samples)) if (cameras == cameras[0]).all() else cameras
+    numbers = reid.camera_numbers([one.camera_name or None for one in samples], len(samples))
+    known = [replace(one, camera=number) for one, number in zip(samples, numbers, strict=True)]
+    cases = [*missing_cases(model.modalities).values()]
+    masks = np.array([modality_mask({*model.modalities} - case) for case in cases])
+    order = encode_present(masks).argsort()
+    cases, masks = [cases[place] for place in order], masks[order]
+    extracted = extract_features(cfg, model, test_loader(cfg, known), cases)
+    present = present_modalities(samples, model.modalities)
+    places = [np.flatnonzero((present >= mask).all(axis=1)) for mask in masks]
+    sets, rows = np.repeat(np.arange(len(cases)), [*map(len, places)]), np.concatenate(places)
+    names = np.array([set_name(names_present(mask)) for mask in masks])
+    for pattern in extracted[0]:
+        parts = [case[pattern][each] for case, each in zip(extracted, places, strict=True)]
+        side = F.normalize(torch.cat(parts)), masks[sets]
+        distances = set_distances(make_comparison(cfg, pattern), side, side).numpy()
+        yield pattern, Labelled(distances, names[sets], identities[rows], cameras[rows])
+
+
+def thin_out(samples: Sequence[Sample]) -> list[Sample]:
+    """At most MOST of the samples, as many as possible of each identity."""
+    by_identity: dict[int, list[Sample]] = defaultdict(list)
+    for place in np.random.default_rng(0).permutation(len(samples)):
+        by_identity[samples[place].identity].append(samples[place])
+    members = list(by_identity.values())[: MOST // 2]
+    return [sample for each in members for sample in each[: MOST // len(members)]]
+
+
+def fit_sets(labelled: Labelled) -> dict[str, dict[str, Any]]:
+    """What `fit` returns for the pairs of each two sets of modalities that there are enough of."""
+    fits = {}
+    for name, rows, columns in labelled.set_pairs():
+        pairs = labelled.pairs(rows, columns)
+        copies = 1 + np.array_equal(rows, columns)  # of equal sets every pair is there twice
+        same, different = (len(each) // copies for each in pairs)
+        if same >= FEWEST and max(FALSE_ACCEPT_RATES) * different >= FEWEST:
+            fits[name] = fit(pairs, copies)
+    return fits
+
+
+def calibrate(cfg: CfgNode, reid: "Extractor", samples: Sequence[Sample]) -> dict[str, Any]:
+    """The record of a calibration of a model on samples, of all return patterns."""
+    patterns = {
+        str(pattern): fit_sets(labelled)
+        for pattern, labelled in label_distances(cfg, reid, samples)
     }
-    return {"error": float(np.abs(gaps).sum()), "accepted": accepted}
+    if not any(patterns.values()):
+        raise UserError(
+            f"There are too few pairs of labelled triplets: {FEWEST} of one identity by different cameras are needed, and "
+            f"{FEWEST / max(FALSE_ACCEPT_RATES):.0f} of different ones; give more images."
+        )
+    return {"settings": calibration_settings(cfg), "patterns": patterns}
+
+
+def check_split(cfg: CfgNode, split: str) -> None:
+    """Raise `UserError` where a split has identities of the training, or those of the test that the model is reported by."""
+    check_labelled(cfg)
+    trained = load_cfg(stored_config(cfg.TEST.WEIGHT)).DATASETS
+    roots = {Path(data.ROOT_DIR).resolve() for data in (cfg.DATASETS, trained)}
+    is_held_out = trained.VALIDATION and cfg.DATASETS.VALIDATION == trained.VALIDATION
+    if not (is_held_out if split == VALIDATION else len(roots) > 1):
+        raise UserError(
+            f"The {split} split belongs to the training or the test of {cfg.TEST.WEIGHT}, so its distances promise too much; "
+            "train with DATASETS.VALIDATION 0.3, and leave it as it was then, or give other labelled images by "
+            "DATASETS.ROOT_DIR and --split."
+        )
 
 
 def calibration_file(checkpoint: Path) -> Path:

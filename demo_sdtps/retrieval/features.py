@@ -1,6 +1,7 @@
-"""Features that know what is present in each, and the hits of a search for them."""
+"""Features and what is present in each, and the hits of a search for them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,21 +27,74 @@ def decode_present(codes: Any) -> np.ndarray:
     return (np.asarray(codes)[..., None] & CODES) > 0
 
 
-def as_array(values: Any, what: str = "The features") -> np.ndarray:
-    """An array of numbers, also of those of a tensor, wherever it is and of whatever type."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        is_half = values.is_floating_point() and values.itemsize < np.float32().itemsize
-        values = values.float() if is_half else values
+def as_matrix(values: Any) -> np.ndarray:
+    """Features (n, D) float32 in the order of rows that torch needs, of an array, of `Features` or of a tensor, wherever it is
+    and of whatever type. Raises `UserError` for what has no numbers of this shape."""
     try:
-        array = np.asanyarray(values)
-    except (TypeError, ValueError) as error:  # rows of several lengths, what is no array
-        raise UserError(f"{what} are no array ({error}); give what features(…) returns.") from None
-    if array.dtype.kind not in "biuf":
+        is_tensor = hasattr(values, "detach")  # numpy has no bfloat16
+        array = np.asarray(values.detach().cpu().float() if is_tensor else values)
+        is_matrix = array.ndim == 2 and array.dtype.kind in "biuf"
+    except (TypeError, ValueError):
+        is_matrix = False
+    if not is_matrix:
         raise UserError(
-            f"{what} are of the type {array.dtype}, but must be numbers; give what features(…) returns."
+            "The features are no numbers of the shape (n, D); give what features(…) returns."
         )
-    return array
+    return np.ascontiguousarray(array, np.float32)
+
+
+@dataclass(eq=False)
+class Features:
+    """Features of n triplets: the `values` (n, D) float32, and what is `present` in each, (n,) uint8: the sum of 1 for RGB, 2
+    for NI and 4 for TI.
+
+    numpy takes it as the array of its values. `features[rows]` are those of some rows, by a slice, a mask, indices or one
+    index; `Features.concatenate` those of several. What computes with the values returns an array; `Features(values, present)`
+    states what is present in it. Raises `UserError` for other shapes and codes.
+    """
+
+    values: np.ndarray
+    present: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.values, codes = as_matrix(self.values).copy(), np.asarray(self.present)
+        if codes.shape != self.values.shape[:1] or not np.isin(codes, range(CODES.sum() + 1)).all():
+            raise UserError(
+                f"What is present in features {self.values.shape} has the shape {codes.shape} and the codes "
+                f"{np.unique(codes)}; give the sum of 1 for RGB, 2 for NI and 4 for TI of each row."
+            )
+        self.present = codes.astype(np.uint8)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, D)."""
+        return self.values.shape
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype, copy=copy)
+
+    def __getitem__(self, rows: Any) -> "Features":
+        rows = [rows] if isinstance(rows, (int, np.integer)) else rows
+        return Features(self.values[rows], self.present[rows])
+
+    def __setitem__(self, rows: Any, features: "Features") -> None:
+        rows = [rows] if isinstance(rows, (int, np.integer)) else rows
+        self.values[rows], self.present[rows] = features.values, features.present
+
+    def copy(self) -> "Features":
+        """Equal features in memory of their own."""
+        return self[:]
+
+    @staticmethod
+    def concatenate(features: "Sequence[Features]") -> "Features":
+        """The rows of several, in their order."""
+        values, present = (
+            [getattr(one, name) for one in features] for name in ("values", "present")
+        )
+        return Features(np.concatenate(values), np.concatenate(present))
 
 
 class Nearest(NamedTuple):
@@ -60,71 +114,3 @@ class Hits(Nearest):
     probability: np.ndarray | None = None
     is_unknown: np.ndarray | None = None
     names: np.ndarray | None = None
-
-
-class Features(np.ndarray):
-    """Features (n, D) float32 of triplets, an array that knows what is `present` in each: the sum of 1 for RGB, 2 for NI and 4
-    for TI, (n,) uint8.
-
-    It is stated for the rows, and follows them by their checksums, wherever they are moved, copied or pickled to. It is None
-    where a row is none of these, as of what most operations return: `Features(values, present)` states it.
-    """
-
-    _stated: tuple[np.ndarray, np.ndarray] | None = None  # checksums of rows, and their `present`
-
-    def __new__(cls, values: np.ndarray, present: np.ndarray) -> "Features":
-        features = np.array(as_array(values), np.float32).view(cls)
-        codes = as_array(present, "The codes")
-        if features.ndim != 2 or codes.shape != features.shape[:1]:
-            raise UserError(
-                f"The features have the shape {features.shape}, and what is present in them {codes.shape}; give "
-                "(n, D) and (n,)."
-            )
-        if not np.isin(codes, range(CODES.sum() + 1)).all():
-            raise UserError(
-                f"What is present are the numbers {np.unique(codes)}; give the sum of 1 for RGB, 2 for NI and 4 for TI."
-            )
-        codes = codes.astype(np.uint8)
-        codes.setflags(write=False)  # copies share it
-        features._stated = row_checks(features), codes
-        return features
-
-    def __array_finalize__(self, other: Any) -> None:
-        self._stated = getattr(other, "_stated", None)
-
-    @property
-    def present(self) -> np.ndarray | None:
-        if self._stated is None or self.ndim != 2:
-            return None
-        now, (checks, codes) = row_checks(self), self._stated
-        if np.array_equal(now, checks):
-            return codes
-        stated: dict[int, set[int]] = {}
-        for check, code in zip(checks.tolist(), codes.tolist(), strict=True):
-            stated.setdefault(check, set()).add(code)
-        rows = [stated.get(check, ()) for check in now.tolist()]
-        # equal rows of different triplets tell nothing
-        is_known = all(len(row) == 1 for row in rows)
-        return np.array([code for row in rows for code in row], np.uint8) if is_known else None
-
-    def __getitem__(self, rows: Any) -> Any:
-        chosen = super().__getitem__(rows)
-        if self._stated and not isinstance(rows, tuple) and np.ndim(chosen) == 2:
-            checks, codes = (column[rows] for column in self._stated)
-            if np.array_equal(checks, row_checks(chosen)):  # these rows have not been moved
-                chosen._stated = checks, codes
-        return chosen
-
-    def __reduce__(self) -> Any:
-        present = self.present
-        return super().__reduce__() if present is None else (Features, (np.asarray(self), present))
-
-
-def row_checks(features: np.ndarray) -> np.ndarray:
-    """Checksums (n,) uint64 of the bits of features (n, D): the sum of their 8-byte words, each times an odd number, so that a
-    change of one word is always told, and of several with a probability near 1."""
-    pad = -features.shape[1] * features.itemsize % 8 // features.itemsize
-    features = np.pad(np.asarray(features), ((0, 0), (0, pad))) if pad else np.asarray(features)
-    words = np.ascontiguousarray(features).view(np.uint64)
-    factors = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return words @ (factors | np.uint64(1)) + np.uint64(0x9E3779B97F4A7C15)

@@ -14,17 +14,25 @@ import numpy as np
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import verify
-from demo_sdtps.retrieval.engine import INTERNAL, check_place, make_rows, table_schema
 from demo_sdtps.retrieval.origin import check_origin
 from demo_sdtps.retrieval.reid import Reid
-from demo_sdtps.retrieval.table import BATCH, Table, create_table, open_table
+from demo_sdtps.retrieval.table import (
+    BATCH,
+    FEATURE,
+    REBUILD,
+    TABLE,
+    Table,
+    connect,
+    create_table,
+    engine_errors,
+    open_table,
+)
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.progress import progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-REBUILD = "pass --rebuild to make it anew, or --index another folder"
 COLUMNS = ("name", *map(str.lower, MODALITIES), "stamps", "present")
 """Of texts, the name is the key; labels follow."""
 NUMBERS = {"int64": r"-?(0|[1-9]\d{0,17})", "float64": r"-?(0|[1-9]\d{0,9})(\.\d{1,5})?"}
@@ -43,11 +51,13 @@ class Changes(NamedTuple):
 
 @dataclass
 class Index:
-    """The index at a place, of the images in a folder; its table, which records `facts`, is None until it is made."""
+    """The index at a place, of the images in a folder; its table, which records `facts`, is None until it is made, with
+    `rebuild` in place of the one that is there."""
 
     place: str
     folder: Path
     facts: Mapping[str, Any]
+    rebuild: bool
     table: Table | None = None
 
     def texts(self, triplets: Iterable[Triplet], labels: Iterable[str]) -> dict[str, Any]:
@@ -67,13 +77,13 @@ class Index:
 
 
 def extract_triplets(reid: Reid, pattern: int, triplets: Sequence[Triplet]) -> np.ndarray:
-    """`Reid.features` of triplets, by their cameras."""
+    """The values of `Reid.features` of triplets, by their cameras."""
     if not triplets:
         return np.empty((0, reid.widths[pattern]), np.float32)
     images = zip(*(triplet.paths for triplet in triplets), strict=True)
     try:
         cameras = [triplet.labels.get("camera") for triplet in triplets]
-        return reid.features(*images, return_pattern=pattern, camera=cameras)
+        return reid.features(*images, return_pattern=pattern, camera=cameras).values
     except UserError:
         verify(path for triplet in triplets for path in triplet.paths if path)
         raise
@@ -81,18 +91,17 @@ def extract_triplets(reid: Reid, pattern: int, triplets: Sequence[Triplet]) -> n
 
 def open_index(place: str | Path, gallery: Path, origin: Mapping[str, Any], rebuild: bool) -> Index:
     """The index at a place, or a new one, which with `rebuild` replaces another one when it is brought up to date. The main
-    one of several processes looks at it."""
+    one of several processes looks at it. Raises `UserError` for an index of features of another origin, or of a gallery
+    elsewhere that still exists; where its folder is gone, it has moved."""
     here, folder = str(gallery.resolve()), gallery if gallery.is_dir() else gallery.parent
-    index = Index(str(place), folder, {**origin, "gallery": here})
-    if distributed.is_main() and rebuild:
-        check_place(place)
-    elif distributed.is_main() and (table := open_table(place, REBUILD)):
+    index = Index(str(place), folder, {**origin, "gallery": here}, rebuild)
+    if distributed.is_main() and not rebuild and (table := open_table(place)):
         check_origin(table.place, table.facts, origin, REBUILD)
-        other = table.facts.get("gallery")
-        # where its folder is gone, it has moved
-        if other != here and (other is None or Path(other).exists()):
-            what = f"is of the gallery {other}" if other else "is an export"
-            raise UserError(f"The index {place} {what}, not of {gallery}; {REBUILD}.")
+        other = table.facts["gallery"]
+        if other != here and Path(other).exists():
+            raise UserError(
+                f"The index {place} is of the gallery {other}, not of {gallery}; {REBUILD}."
+            )
         index.table = table
     return index
 
@@ -108,9 +117,8 @@ def update(
     leaves images out of count as changed again the next time. Each process writes its part of a `BATCH` at once, so that an
     interrupted update continues there."""
     changes, outdated = distributed.broadcast_from_main(lambda: _begin(index, triplets, width))
-    table = index.table or open_table(index.place, REBUILD)  # which the main process has made
-    assert table
-    index.table = table
+    index.table = index.table or open_table(index.place)  # which the main process has made
+    assert index.table
     with progress(total=len(outdated), desc="indexing", unit="triplet") as bar:
         for start in range(0, len(outdated), BATCH * distributed.world_size()):
             rows = outdated[start : start + BATCH * distributed.world_size()]
@@ -118,48 +126,51 @@ def update(
             each = -(-len(chunk) // distributed.world_size())
             share = chunk[distributed.rank() * each : (distributed.rank() + 1) * each]
             # stamps are those before the images are read
-            columns = index.texts(share, table.labels[len(COLUMNS) :])
+            columns = index.texts(share, index.table.labels[len(COLUMNS) :])
             features = extract(share)
             if share:
-                table.put(columns, features)
+                index.table.put(columns, features)
             bar.update(len(rows))
     distributed.all_gather_object(None)  # all have written
     if distributed.is_main() and any(changes):
-        table.tidy()
+        index.table.tidy()
     return changes
 
 
 def _begin(index: Index, triplets: Sequence[Triplet], width: int) -> tuple[Changes, list[int]]:
     """Make the table where there is none, and drop from it the triplets that have changed or are gone; → the changes, and the
-    rows to extract. Where labels of others differ, the table is written anew, with the features that it has."""
+    rows to extract. Where labels of others differ, the table is written anew, with the features that it has. Raises `UserError`
+    for labels that no column can be named by."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     labels = dict.fromkeys(label for triplet in triplets for label in triplet.labels)
     for label in labels:
-        if label in (*COLUMNS, *INTERNAL):
+        if label in (*COLUMNS, FEATURE) or not label or {".", "`"} & {*label}:
             raise UserError(
-                f"The gallery's images have a label {label!r}, which the index has a column of its own for; rename it."
+                f"The index has no column {label!r} for a label of the gallery's images; rename it."
             )
     texts = index.texts(progress(triplets, "looking for changes", unit="triplet"), labels)
     types = {name: pa.string() for name in COLUMNS} | {n: label_type(texts[n]) for n in labels}
-    schema = table_schema(types, width)
-    if index.table is None:
-        index.table = create_table(index.place, index.facts, schema, REBUILD)
-    table, stored = index.table, index.table.read()
+    if index.rebuild:
+        with engine_errors(index.place):
+            connect(index.place).drop_table(TABLE, ignore_missing=True)
+    table = index.table or create_table(index.place, index.facts, types, width)
+    stored = table.read(names=table.labels)
     place = pc.index_in(texts["name"], stored.columns["name"])  # null: a new one
     stamps = stored.columns["stamps"].take(place).combine_chunks()
     is_kept = pc.fill_null(pc.equal(texts["stamps"], stamps), False)
     rows = np.asarray(place.filter(is_kept))
     gone = np.setdiff1d(np.arange(len(stored)), rows)
-    wanted = pa.table(texts, pa.schema([schema.field(name) for name in texts])).filter(is_kept)
-    if wanted.equals(stored.columns.take(rows)):
+    wanted = pa.table(texts, pa.schema([*types.items()])).filter(is_kept)
+    before = stored.columns.select(table.labels).take(rows)
+    if wanted.column_names == before.column_names and wanted.columns == before.columns:
         table.delete(stored.names(gone).tolist())
     else:
         spans = (slice(start, start + BATCH) for start in range(0, len(rows), BATCH))
-        taken = stored.features.take
-        batches = (make_rows(schema, wanted[s].to_pydict(), taken(rows[s])) for s in spans)
-        index.table = create_table(index.place, table.facts, schema, REBUILD, batches)
+        kept = ((wanted[span].to_pydict(), stored.take(rows[span])) for span in spans)
+        table = create_table(index.place, table.facts, types, width, kept, "overwrite")
+    index.table = table
     outdated = np.flatnonzero(~np.asarray(is_kept)).tolist()
     changed = len(outdated) - place.null_count
     return Changes(place.null_count, changed, len(gone) - changed), outdated

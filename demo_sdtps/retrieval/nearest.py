@@ -2,16 +2,15 @@
 
 Shapes: Q queries, n gallery samples, features (…, D) float32. Distances are those of the evaluation, squared Euclidean ones,
 computed in float64 for the samples that are shown: samples of equal features have equal distances from a query, wherever they
-lie, and are in the order of the gallery's `ranks`.
+lie, and are in the order of the gallery's rows.
 """
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,112 +25,64 @@ if TYPE_CHECKING:
     from demo_sdtps.retrieval.calibration import Calibration
 
 READ_ELEMENTS = 1 << 21  # numbers of features in memory at a time, 4 bytes each
-
-Take = Callable[[np.ndarray], np.ndarray]
-Block = tuple[np.ndarray, np.ndarray]  # indices (m,) of rows, and their features (m, D)
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 5e-6  # of (|q| + |g|)², by which a product in float32 may be wrong
 FLAT_QUERIES = 1024  # that are compared with a block at a time
 NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
 
-class FeatureBlocks:
-    """Features (n, D) float32 that are read when they are asked for, by `scan` all, in any order, and by `take` those of some
-    rows. `rows` (n,) are their ascending indices, which those of a `view` keep; `name` is that of a view. Rows at one distance
-    are in the order of `ranks` (n,), by default that of the rows."""
+@dataclass(frozen=True)
+class Gallery:
+    """Features (n, D) float32 of n triplets, in memory, and which of MODALITIES are `present` in each, (n, 3) bool."""
 
-    def __init__(
-        self,
-        count: int,
-        width: int,
-        scan: Callable[[], Iterator[Block]],
-        take: Take,
-        ranks: np.ndarray | None = None,
-    ):
-        self.rows, self.width, self.name = np.arange(count), width, ""
-        self.ranks = self.rows if ranks is None else ranks
-        self._count, self._scan, self._take = count, scan, take
+    features: Any
+    present: np.ndarray
 
-    def view(
-        self, rows: slice | np.ndarray, columns: Callable[[torch.Tensor], torch.Tensor], name: str
-    ) -> "FeatureBlocks":
-        """The features of some rows, by ascending indices (m,) or a slice, in the columns (m, d) that `columns` makes."""
+    def __len__(self) -> int:
+        return len(self.present)
 
-        def convert(features: np.ndarray) -> np.ndarray:
-            return columns(torch.from_numpy(features)).numpy()
+    def reading_order(self) -> np.ndarray:
+        """All rows (n,) in the order in which their features are read the fastest."""
+        return np.arange(len(self))
 
-        view = copy(self)
-        view.name, view.rows = name, self.rows[rows]
-        view.width = columns(torch.empty(0, self.width)).shape[1]
-        view._scan = lambda: ((places, convert(block)) for places, block in self._scan())
-        view._take = lambda places: convert(self._take(places))
-        return view
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """The features (m, D) float32 of distinct rows (m,)."""
+        return self.features[rows]
+
+    def tensor(self, rows: np.ndarray) -> torch.Tensor:
+        """`take` as a tensor."""
+        return torch.from_numpy(self.take(rows))
+
+
+@dataclass(frozen=True)
+class View:
+    """Some `rows` of a gallery, ascending indices (m,), in the columns (m, d) that `columns` makes of their features."""
+
+    gallery: Gallery
+    rows: np.ndarray
+    columns: Callable[[torch.Tensor], torch.Tensor] = lambda features: features
+    name: str = ""
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def blocks(self, title: str) -> Iterator[Block]:
-        """All features, with a progress bar. A small share of the rows is taken alone."""
-        step = max(1, READ_ELEMENTS // self.width)
-        with progress(total=len(self), desc=title, unit="row") as bar:
-            if 8 * len(self) < self._count:
-                for start in range(0, len(self), step):
-                    rows = self.rows[start : start + step]
-                    yield rows, self.take(rows)
-                    bar.update(len(rows))
-                return
-            is_chosen = np.zeros(self._count, bool)
-            is_chosen[self.rows] = True
-            for rows, block in self._scan():
-                chosen = is_chosen[rows]
-                if not chosen.all():
-                    rows, block = rows[chosen], block[chosen]
-                if len(rows):
-                    yield rows, block
-                bar.update(len(rows))
-
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Features (m, D) of the rows of ascending indices (m,)."""
-        step = max(1, READ_ELEMENTS // self.width)
-        features = np.empty((len(rows), self.width), np.float32)
-        for start in range(0, len(rows), step):
-            features[start : start + step] = self._take(rows[start : start + step])
-        return features
+        """The columns (m, d) float32 of distinct rows (m,) of the gallery."""
+        return self.columns(self.gallery.tensor(rows)).numpy()
+
+    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """All rows, in parts (b,), and their columns (b, d) float32, with a progress bar."""
+        order = self.gallery.reading_order()
+        rows = order[np.isin(order, self.rows)]
+        size = max(1, READ_ELEMENTS // self.take(rows[:1]).shape[1])
+        with progress(total=len(rows), desc="searching", unit="row") as bar:
+            for start in range(0, len(rows), size):
+                block = rows[start : start + size]
+                yield block, self.take(block)
+                bar.update(len(block))
 
 
-def normalise_rows(features: np.ndarray) -> np.ndarray:
-    """Features (n, D) float32 of length 1, as by F.normalize."""
-    return torch.nn.functional.normalize(torch.from_numpy(features)).numpy()
-
-
-def array_blocks(features: np.ndarray, ranks: np.ndarray | None = None) -> FeatureBlocks:
-    """Features (n, D) in memory as blocks."""
-    step = max(1, READ_ELEMENTS // features.shape[1])
-
-    def scan() -> Iterator[Block]:
-        for rows in np.split(np.arange(len(features)), range(step, len(features), step)):
-            yield rows, features[rows[0] : rows[-1] + 1]
-
-    count, width = features.shape
-    return FeatureBlocks(count, width, scan, features.__getitem__, ranks)
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Features of n triplets, and which of MODALITIES are `present` in each, (n, 3) bool."""
-
-    features: FeatureBlocks
-    present: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def take(self, rows: np.ndarray) -> torch.Tensor:
-        """The features (m, D) float32 of the rows of ascending indices (m,)."""
-        return torch.from_numpy(self.features.take(rows))
-
-
-Search = Callable[[np.ndarray, FeatureBlocks, int], Nearest]  # `nearest`, or one like it
+Search = Callable[[np.ndarray, View, int], Nearest]  # `nearest`, or one like it
 
 
 def search_sets(
@@ -157,7 +108,7 @@ def search_sets(
         comparison = replace(comparison, scales=calibration.scales())
         hits.probability, hits.is_unknown = np.full(shape, np.nan), np.ones(shape, bool)
         columns += [hits.probability, hits.is_unknown]
-    scales = cohort_scales(comparison, query, gallery.present, gallery.take)
+    scales = cohort_scales(comparison, query, gallery.present, gallery.tensor)
     for one, places in comparison.groups(present).items():
         lists = []
         for other, rows in comparison.groups(gallery.present).items():
@@ -165,7 +116,8 @@ def search_sets(
                 continue
             shared = one & other
             name = f"{set_name(one)} in {set_name(other)} by {set_name(shared)}, {comparison.how}"
-            view = gallery.features.view(rows, partial(comparison.view, shared=shared), name)
+            make_columns = partial(comparison.view, shared=shared)
+            view = View(gallery, np.arange(len(gallery))[rows], make_columns, name)
             vectors = comparison.view(queries[places], shared).numpy()
             near = search(vectors, view, min(top, len(view)))
             mean, deviation = scales.get((one, other), (0.0, 1.0))
@@ -174,40 +126,29 @@ def search_sets(
         if not lists:
             continue
         values = [np.concatenate(column, axis=1) for column in zip(*lists, strict=True)]
-        first = values[2]
+        keys = values[0], values[2]  # the last one orders first
         if calibration:
             sets = present[places][:, None], gallery.present[values[0]]
             values += calibration.judge(values[1], *sets, rate)
-            first = known_first(first, values[-1])
-        order = np.lexsort((gallery.features.ranks[values[0]], first))[:, :top]
+            keys = *keys, values[-1]
+        order = np.lexsort(keys)[:, :top]
         for column, value in zip(columns, values, strict=True):
             column[places, : order.shape[1]] = np.take_along_axis(value, order, axis=1)
     return hits
 
 
-def known_first(scores: np.ndarray, is_unknown: np.ndarray) -> np.ndarray:
-    """What orders hits (Q, count) by their scores, those that are unknown after all others."""
-    values = np.where(np.isfinite(scores), scores, 0).astype(np.float64)
-    span = 1 + np.ptp(values, axis=1, keepdims=True)
-    return scores + span * is_unknown
-
-
 def nearest(
-    queries: np.ndarray,
-    gallery: FeatureBlocks,
-    top: int,
-    rows: np.ndarray | None = None,
-    count: int = 0,
+    queries: np.ndarray, gallery: View, top: int, rows: np.ndarray | None = None, count: int = 0
 ) -> Nearest:
     """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n: of the candidates `rows` (Q, count ≥ top) int64, -1
     for none, or of all, as of all for a query with fewer than `top` candidates. Products of matrices find `count` of all; they
     are enough where the last of them is beyond the last hit by more than their rounding, and more are asked for otherwise, so
-    ties at the last rank are decided by `ranks` too."""
+    that ties at the last rank are decided by the order of the rows too."""
     least = np.full(len(queries), np.inf)
     if rows is None:
         count = min(count or max(2 * top, top + SPARE), len(gallery))
-        least, rows = _flat(queries, gallery, count)
-    hits = _order_hits(rows, distances(queries, gallery, rows), gallery, top)
+        least, rows = _smallest_products(queries, gallery, count)
+    hits = _order_hits(rows, distances(queries, gallery, rows), top)
     is_short = (least <= hits.distances[:, -1]) & (count < len(gallery))
     if is_short.any():
         others = nearest(queries[is_short], gallery, top, count=2 * count)
@@ -223,21 +164,21 @@ def rerank_hits(how: Comparison, query: Side, gallery: Gallery, hits: Nearest, t
         order = rows.argsort()[np.count_nonzero(rows < 0) :]
         one = query[0][number : number + 1], query[1][number : number + 1]
         refined[number, order] = _reranked(how, one, gallery, rows[order])[0]
-    return _order_hits(hits.rows, refined, gallery.features, top)
+    return _order_hits(hits.rows, refined, top)
 
 
 def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) -> Nearest:
     """The `top` first after k-reciprocal re-ranking of all queries and the whole gallery, which the memory must hold."""
-    rows = gallery.features.rows
+    rows = np.arange(len(gallery))
     matrix = _reranked(comparison, query, gallery, rows)
-    return _order_hits(np.broadcast_to(rows, matrix.shape), matrix, gallery.features, top)
+    return _order_hits(np.broadcast_to(rows, matrix.shape), matrix, top)
 
 
 def _reranked(how: Comparison, query: Side, gallery: Gallery, rows: np.ndarray) -> np.ndarray:
-    return rerank(how, query, (gallery.take(rows), gallery.present[rows])).numpy()
+    return rerank(how, query, (gallery.tensor(rows), gallery.present[rows])).numpy()
 
 
-def distances(queries: np.ndarray, gallery: FeatureBlocks, rows: np.ndarray) -> np.ndarray:
+def distances(queries: np.ndarray, gallery: View, rows: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
     values = np.full(rows.shape, np.inf, np.float32)
     size = max(1, NEAREST_ELEMENTS // (rows.shape[1] * queries.shape[1]))
@@ -263,15 +204,17 @@ def write_csv(
                 writer.writerow((query, rank, hit, f"{distance:.6f}", *more))
 
 
-def _flat(queries: np.ndarray, gallery: FeatureBlocks, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _smallest_products(
+    queries: np.ndarray, gallery: View, count: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The rows (Q, count) of the smallest distances by products in float32; before them a bound of the others' (Q,)."""
     sides = torch.from_numpy(queries).split(FLAT_QUERIES)
     values = [side.new_full((len(side), count), torch.inf) for side in sides]
     places = [torch.full((len(side), count), -1) for side in sides]
     longest = torch.zeros(())
-    for rows, block in gallery.blocks("searching"):
-        others = torch.from_numpy(block if block.flags.writeable else block.copy())
-        lengths, numbers = others.square().sum(1), torch.from_numpy(rows)
+    for rows, block in gallery.blocks():
+        others, numbers = torch.from_numpy(block), torch.from_numpy(rows)
+        lengths = others.square().sum(1)
         longest = torch.maximum(longest, lengths.amax())
         for side, best, nearest_rows in zip(sides, values, places, strict=True):
             products = torch.addmm(lengths, side, others.T, alpha=-2)
@@ -287,7 +230,7 @@ def _flat(queries: np.ndarray, gallery: FeatureBlocks, count: int) -> tuple[np.n
     return least.numpy(), torch.cat(places).numpy()
 
 
-def _order_hits(rows: np.ndarray, values: np.ndarray, gallery: FeatureBlocks, top: int) -> Nearest:
-    """The `top` first of each line of candidates (Q, count ≥ top), by their distances `values`."""
-    order = np.lexsort((gallery.ranks[rows], values))[:, :top]
+def _order_hits(rows: np.ndarray, values: np.ndarray, top: int) -> Nearest:
+    """The `top` first of each line of candidates (Q, count ≥ top), by their distances `values`, equal ones by their rows."""
+    order = np.lexsort((rows, values))[:, :top]
     return Nearest(*(np.take_along_axis(column, order, axis=1) for column in (rows, values)))

@@ -3,7 +3,6 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,11 @@ from demo_sdtps.config.common import FALSE_ACCEPT, TOP
 from demo_sdtps.retrieval.features import (
     Features,
     Hits,
-    as_array,
+    as_matrix,
     decode_present,
     encode_present,
     modality_mask,
 )
-from demo_sdtps.runtime.errors import nearest_name
 
 if TYPE_CHECKING:  # an exported model needs no torch for features
     from torch import Tensor
@@ -63,7 +61,6 @@ class Reid(ABC):
         return_pattern: int = 3,
         camera: Cameras = None,
         normalise: bool = True,
-        **unknown: Items,
     ) -> Features:
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`, and what is present in each.
 
@@ -75,11 +72,8 @@ class Reid(ABC):
         which the mean of the cameras' embeddings is taken. With the camera given, features are those of demo-sdtps export.
 
         Raises `UserError` for an image that cannot be read, or of a modality that the model does not read, numbers of images
-        that differ, a triplet without any image, an unknown argument, pattern or camera, and features that are not finite.
+        that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.
         """
-        for name in unknown:
-            near = nearest_name(name, signature(self.features).parameters)
-            raise UserError(f"features has no argument {name!r}{near}.")
         if return_pattern not in RETURN_PATTERNS:
             raise UserError(
                 f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
@@ -100,7 +94,7 @@ class Reid(ABC):
 
     __call__ = features
 
-    def distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def distance(self, a: "Features | np.ndarray", b: "Features | np.ndarray") -> np.ndarray:
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
 
         Triplets that lack modalities are compared by TEST.CROSS_MODAL_DISTANCE, whose columns are normalised anew, so
@@ -111,21 +105,19 @@ class Reid(ABC):
 
         from demo_sdtps.evaluation.distances import set_distances
 
-        a, b = as_array(a), as_array(b)
-        check_shapes(a, b)
-
         def measure(query: "Tensor", gallery: "Tensor") -> "Tensor":
             """By differences in float64, as those of a search."""
             exactly = "donot_use_mm_for_euclid_dist"
             return cdist(query.double(), gallery.double(), compute_mode=exactly).square().float()
 
-        comparison = self._comparison(self._matching_patterns(a))
-        return set_distances(comparison, self._side(a), self._side(b), measure).numpy()
+        sides = self._sides(a, b)
+        comparison = self._comparison(self._matching_patterns(sides[0][0].shape[1]))
+        return set_distances(comparison, *sides, measure).numpy()
 
     def search(
         self,
-        query: np.ndarray,
-        gallery: np.ndarray | str | Path,
+        query: "Features | np.ndarray",
+        gallery: "Features | np.ndarray | str | Path",
         top: int = TOP,
         *,
         false_accept: float = FALSE_ACCEPT,
@@ -149,30 +141,28 @@ class Reid(ABC):
         that the calibration does not have, a table of other weights or settings, and a wrong condition.
         """
         from demo_sdtps.evaluation.distances import check_finite, find_incomparable
-        from demo_sdtps.retrieval.nearest import Gallery, array_blocks, nearest, search_sets
+        from demo_sdtps.retrieval.nearest import Gallery, nearest, search_sets
         from demo_sdtps.retrieval.table import Rows
 
         stored: Gallery
-        query = as_array(query)
         if isinstance(gallery, (str, Path)):
-            stored, patterns = self._open_table(query, gallery, where)
+            (side,) = self._sides(query)
+            stored, patterns = self._open_table(side[0].shape[1], gallery, where)
         elif where is not None:
             raise UserError(
                 "where needs a gallery that is a table, but this one is an array; give a table's place, or select rows."
             )
         else:
-            gallery = as_array(gallery)
-            check_shapes(query, gallery)
-            features, present = self._side(gallery)
+            side, (features, present) = self._sides(query, gallery)
             check_finite(features, "features of the gallery")
-            stored = Gallery(array_blocks(features.numpy()), present)
-            patterns = self._matching_patterns(query)
+            stored = Gallery(features.numpy(), present)
+            patterns = self._matching_patterns(features.shape[1])
         is_whole = isinstance(top, (int, np.integer)) and not isinstance(top, bool)
         if not is_whole or top < 1 or not len(stored):
             raise UserError(
                 f"top is {top!r}, and the gallery has {len(stored)} triplets; both must be whole numbers of at least 1."
             )
-        comparison, side = self._comparison(patterns), self._side(query)
+        comparison = self._comparison(patterns)
         alone = find_incomparable(comparison, side[1], stored.present)
         if len(alone):
             raise UserError(
@@ -181,8 +171,6 @@ class Reid(ABC):
             )
         # two of one width are 1 and 2, which differ; three are the same features
         calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
-        if calibration:
-            calibration.check_rate(false_accept)
         top = min(int(top), len(stored))
         hits = search_sets(comparison, side, stored, top, nearest, calibration, false_accept)
         if isinstance(stored, Rows):
@@ -190,17 +178,16 @@ class Reid(ABC):
         return hits
 
     def _open_table(
-        self, query: np.ndarray, place: str | Path, where: str | None
+        self, width: int, place: str | Path, where: str | None
     ) -> "tuple[Rows, list[int]]":
-        """The rows of a table in which queries are searched, and their return pattern."""
+        """The rows of a table in which queries of `width` columns are searched, and their return pattern."""
         from demo_sdtps.retrieval.origin import check_origin, describe_features
-        from demo_sdtps.retrieval.table import open_table
+        from demo_sdtps.retrieval.table import REBUILD, open_table
 
-        advice = "make it anew by its command"
-        table = open_table(place, advice)
+        table = open_table(place)
         if table is None:
             raise UserError(
-                f"The gallery {place} does not exist; give the place of a table that demo-sdtps search or export wrote."
+                f"The gallery {place} does not exist; give the place of an index of demo-sdtps search."
             )
         pattern = table.facts["return_pattern"]
         if not self.weights:
@@ -209,17 +196,17 @@ class Reid(ABC):
                 "load it so."
             )
         cfg = with_values(self.cfg, {"TEST.WEIGHT": self.weights})
-        check_origin(table.place, table.facts, describe_features(cfg, pattern), advice)
-        if query.shape[1:] != (table.width,):
+        check_origin(table.place, table.facts, describe_features(cfg, pattern), REBUILD)
+        if width != table.width:
             raise UserError(
-                f"The queries have the shape {query.shape}, but the features in {place} are of return pattern {pattern} "
-                f"and {table.width} columns; give what features(…, return_pattern={pattern}) returns."
+                f"The queries have {width} columns, but the features in {place} are of return pattern {pattern} and "
+                f"{table.width} columns; give what features(…, return_pattern={pattern}) returns."
             )
-        return table.read(where, (), not table.facts["normalised"]), [pattern]
+        return table.read(where), [pattern]
 
-    def _matching_patterns(self, features: np.ndarray) -> list[int]:
-        """The return patterns that have the width of features."""
-        return [number for number, width in self.widths.items() if width == features.shape[1]]
+    def _matching_patterns(self, width: int) -> list[int]:
+        """The return patterns whose features have so many columns."""
+        return [number for number, columns in self.widths.items() if columns == width]
 
     def _comparison(self, patterns: Sequence[int]) -> "Comparison":
         """How features of the first of these return patterns are compared: by all columns where there is none."""
@@ -227,19 +214,27 @@ class Reid(ABC):
 
         return make_comparison(self.cfg, patterns[0]) if patterns else Comparison()
 
-    def _side(self, features: np.ndarray) -> "Side":
-        """Features, and what is present in them; in other arrays all that the model reads."""
+    def _sides(self, *features: Any) -> "list[Side]":
+        """Features (n, D) and (m, D), and what is present in them; in other arrays all that the model reads."""
         import torch
 
-        # torch takes no array that runs backwards
-        values = torch.from_numpy(np.ascontiguousarray(features, np.float32))
-        present = getattr(features, "present", None)
-        if present is None:
-            logger.warning(
-                "Features that do not say what is present count as of complete triplets; give Features(values, present)."
+        matrices = [as_matrix(each) for each in features]
+        if len({matrix.shape[1] for matrix in matrices}) > 1:
+            raise UserError(
+                f"The features have the shapes {' and '.join(str(matrix.shape) for matrix in matrices)}; give what "
+                "features(…) returns, of one return pattern."
             )
-            return values, np.tile(modality_mask(self.model.modalities), (len(values), 1))
-        return values, decode_present(present)
+        sides = []
+        for each, matrix in zip(features, matrices, strict=True):
+            present = np.tile(modality_mask(self.model.modalities), (len(matrix), 1))
+            if isinstance(each, Features):
+                present = decode_present(each.present)
+            else:
+                logger.warning(
+                    "Features that do not say what is present count as of complete triplets; give Features(values, present)."
+                )
+            sides.append((torch.from_numpy(matrix), present))
+        return sides
 
     def camera_numbers(self, camera: Cameras, count: int) -> list[int]:
         """`camera` as a list of `count` numbers; any other one is the last, the mean of all."""
@@ -296,12 +291,3 @@ def list_images(items: Items) -> list[ImageLike]:
             f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them."
         )
     return list(items)
-
-
-def check_shapes(one: np.ndarray, other: np.ndarray) -> None:
-    """Raise `UserError` for arrays other than (n, D) and (m, D)."""
-    if not (one.ndim == other.ndim == 2 and one.shape[1] == other.shape[1]):
-        raise UserError(
-            f"The features have the shapes {one.shape} and {other.shape}, but must be (n, D) and (m, D); "
-            "give what features(…) returns, of one return pattern."
-        )

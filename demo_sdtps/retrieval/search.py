@@ -29,17 +29,17 @@ from demo_sdtps.evaluation.distances import (
     present_modalities,
 )
 from demo_sdtps.evaluation.extraction import prepare_evaluation
-from demo_sdtps.retrieval.approximate import approximate
+from demo_sdtps.retrieval.approximate import approximate, refresh
 from demo_sdtps.retrieval.calibration import Calibration
-from demo_sdtps.retrieval.gallery import Index, as_text, extract_triplets, open_index, update
+from demo_sdtps.retrieval.gallery import as_text, extract_triplets, open_index, update
 from demo_sdtps.retrieval.load import open_reid
 from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits, search_sets
 from demo_sdtps.retrieval.origin import describe_features
 from demo_sdtps.retrieval.reid import Reid
+from demo_sdtps.retrieval.table import Table
 from demo_sdtps.runtime.distributed import all_gather_rows, check_equal, is_main, shard_for_rank
 from demo_sdtps.runtime.errors import check_extra
 
-OWN_IMAGES = "Images"  # what features of own images record as their data set
 MOST_RERANKED = 20_000  # triplets of a gallery that is re-ranked as a whole (TEST.RE_RANKING)
 
 
@@ -89,15 +89,13 @@ def search(
     check = partial(drop_unreadable, broken=broken) if cfg.DATASETS.SKIP_UNREADABLE else list
     origin = describe_features(cfg, arguments.return_pattern)
     place = arguments.index or default_index(arguments.gallery, origin)
-    origin |= {"checkpoint": cfg.TEST.WEIGHT, "normalised": True, "data_set": OWN_IMAGES}
+    origin |= {"checkpoint": cfg.TEST.WEIGHT}
     index = open_index(place, arguments.gallery, origin, arguments.rebuild)
     reid = reid or open_reid(cfg)
     cameras = check_cameras(arguments, reid, [*gallery, *queries])
     is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
     calibration = None if is_reranked else reid.calibrations.get(arguments.return_pattern)
-    if arguments.false_accept and calibration:
-        calibration.check_rate(arguments.false_accept)
-    elif arguments.false_accept:
+    if arguments.false_accept and not calibration:
         raise UserError(
             "--false_accept needs a calibration of the distance without re-ranking, which there is not; run demo-sdtps "
             f"calibrate --weight {cfg.TEST.WEIGHT}, or leave it out."
@@ -113,14 +111,15 @@ def search(
     rate = arguments.false_accept or FALSE_ACCEPT
     notes = calibration.coarser(rate) if calibration else []
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    total = index.table.count() if index.table else 0
+    assert index.table
+    total = index.table.handle.count_rows()
     title = f"Index {index.place}: {total} triplets ({counts or 'no change'})"
     print_lines(title, *cameras, *notes)
     hits: list[list[Hit]] = []
     if queries:
         side = features, present_modalities(queries, cfg.MODEL.MODALITIES)
         triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
-        hits = find_hits(arguments, cfg, index, queries, side, triplets, calibration)
+        hits = find_hits(arguments, cfg, index.table, queries, side, triplets, calibration)
     return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid, notes)
 
 
@@ -136,26 +135,29 @@ def read_images(arguments: Namespace, cfg: CfgNode, split: str) -> list[Triplet]
 def find_hits(
     arguments: Namespace,
     cfg: CfgNode,
-    index: Index,
+    table: Table,
     queries: Sequence[Triplet],
     side: Side,
     triplets: Mapping[str, Triplet],
     calibration: Calibration | None,
-    more: int = 1,
 ) -> list[list[Hit]]:
-    """The hits of each query in an index that is up to date, of the gallery's triplets by name. `more` is how many are looked
-    at beyond those to show, as the query itself may be among them; more of them where it is so by several links."""
-    assert index.table
-    gallery = index.table.read(arguments.where, ())
+    """The hits of each query in the table of an index that is up to date, of the gallery's triplets by name, without those that
+    have a file of the query, except with --keep_self."""
+    is_exact = arguments.index_type == FLAT
+    has_grown = not is_exact and refresh(table)
+    gallery = table.read(arguments.where)
     top, deepest = check_depths(arguments, cfg, len(gallery))
     comparison = check_sets(arguments, cfg, queries, side[1], gallery.present)
-    wider = min(top + more, len(gallery))
+    excluded = (
+        [set[str]() for _ in queries] if arguments.keep_self else same_files(queries, triplets)
+    )
+    # so many more that `top` are left without those that are excluded
+    wider = min(top + max(1, *map(len, excluded)), len(gallery))
     nearest_hits: Any
     if reranks_all(arguments, cfg):
         nearest_hits = rerank_all(comparison, side, gallery, wider)
     else:
-        is_exact = arguments.index_type == FLAT
-        way = nearest if is_exact else partial(approximate, index.table, gallery)
+        way = nearest if is_exact else partial(approximate, gallery, has_grown)
         rate = arguments.false_accept or FALSE_ACCEPT
         depth = max(deepest, wider)
         nearest_hits = search_sets(comparison, side, gallery, depth, way, calibration, rate)
@@ -166,22 +168,22 @@ def find_hits(
     columns: list[np.ndarray] = [gallery.names(rows), distances, scores]
     if calibration:
         columns += [nearest_hits.probability, nearest_hits.is_unknown]
-    hits, is_short = [], False
-    for query, line, *values in zip(queries, rows, *columns, strict=True):
-        excluded = set() if arguments.keep_self else query.file_keys()
+    hits = []
+    for without, *values in zip(excluded, *columns, strict=True):
+        lines = zip(*(column.tolist() for column in values), strict=True)
         # another command may have added images since this one looked for them
-        candidates = [
-            Hit(triplets[name], *numbers)
-            for name, *numbers in zip(*(column.tolist() for column in values), strict=True)
-            if name in triplets
-        ]
-        others = [hit for hit in candidates if excluded.isdisjoint(hit.triplet.file_keys())]
-        hits.append(others[:top])
-        is_short |= len(others) < top and line[-1] >= 0
-    if is_short and wider < len(gallery):
-        more *= 8
-        return find_hits(arguments, cfg, index, queries, side, triplets, calibration, more)
+        shown = [line for line in lines if line[0] in triplets and line[0] not in without]
+        hits.append([Hit(triplets[name], *numbers) for name, *numbers in shown[:top]])
     return hits
+
+
+def same_files(queries: Sequence[Triplet], triplets: Mapping[str, Triplet]) -> list[set[str]]:
+    """For each query the names of the gallery's triplets that have one of its files, by whatever path or link."""
+    names: dict[Any, set[str]] = {key: set() for query in queries for key in query.file_keys()}
+    for name, triplet in triplets.items():
+        for key in names.keys() & triplet.file_keys():
+            names[key].add(name)
+    return [set[str]().union(*map(names.__getitem__, query.file_keys())) for query in queries]
 
 
 def check_sets(

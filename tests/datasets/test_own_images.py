@@ -135,7 +135,10 @@ def test_the_model_scales_features_as_its_data_were(own, tmp_path):
     paths = [sample.paths[2] for sample in samples]
     features = reid.features(ti=arrays)
     assert np.array_equal(features, reid.features(ti=paths))
-    assert np.abs(features - reid.features(ti=[array - 50 for array in arrays])).max() > 1e-3
+    assert (
+        np.abs(features.values - reid.features(ti=[array - 50 for array in arrays]).values).max()
+        > 1e-3
+    )
     assert read_ranges(reid.cfg) | {"TI": 0} == {"RGB": PERCENTILES, "NI": PERCENTILES, "TI": 0}
 
 

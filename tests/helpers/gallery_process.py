@@ -12,8 +12,8 @@ from PIL import Image
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
 from demo_sdtps.retrieval import gallery
-from demo_sdtps.retrieval.approximate import approximate
-from demo_sdtps.retrieval.nearest import nearest
+from demo_sdtps.retrieval.approximate import approximate, refresh
+from demo_sdtps.retrieval.nearest import View, nearest
 from demo_sdtps.retrieval.table import open_table
 
 SIZE, COUNT, BATCH, TOP = 4, 320, 16, 10
@@ -41,10 +41,11 @@ def pixels_of(triplets, log=None):
     return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
-def update_index(place, extract=pixels_of):
+def update_index(place, log=None):
     """What has changed."""
     index = gallery.open_index(place / "index", place / "gallery", ORIGIN, rebuild=False)
-    return gallery.update(index, read_folder(place / "gallery"), extract, WIDTH)
+    triplets = read_folder(place / "gallery")
+    return gallery.update(index, triplets, partial(pixels_of, log=log), WIDTH)
 
 
 def hits_at(place, is_approximate=False):
@@ -52,10 +53,11 @@ def hits_at(place, is_approximate=False):
     queries = numpy_generator(5).random((20, WIDTH), np.float32)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     try:
-        table = open_table(Path(place, "index"), "make it anew")
+        table = open_table(Path(place, "index"))
+        has_grown = is_approximate and refresh(table)
         rows = table.read()
-        way = partial(approximate, table, rows) if is_approximate else nearest
-        hits = way(queries, rows.features, TOP)
+        way = partial(approximate, rows, has_grown) if is_approximate else nearest
+        hits = way(queries, View(rows, np.arange(len(rows))), TOP)
     except UserError as error:
         return str(error)
     return rows.names(hits.rows).tolist(), hits.distances.tolist()
@@ -72,7 +74,7 @@ def main(place):
     sys.stdin.readline()
     started = time.monotonic()
     try:
-        update_index(place, partial(pixels_of, log=place / "log"))
+        update_index(place, place / "log")
     except UserError as error:
         sys.exit(f"error: {error}")
     hits = hits_at(place, is_approximate=True)

@@ -1,7 +1,5 @@
 """What the tests of retrieval share: a checkpoint, exports of its features, and a gallery to search in."""
 
-import logging
-
 import pytest
 from commands import checkpoint_file, cli_args_for, copy
 
@@ -54,30 +52,3 @@ def run_search(command, weights, place):
         return command(search.main, "--weight", weights, *places, *words)
 
     return call
-
-
-@pytest.fixture(scope="session")
-def object_storage():
-    """The address of a server of S3 on this machine, with a bucket named bucket."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # of every request
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    address = "http://{}:{}".format(*server.get_host_and_port())
-    keys = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "region_name": "us-east-1"}
-    boto3.client("s3", endpoint_url=address, **keys).create_bucket(Bucket="bucket")
-    yield address
-    server.stop()
-
-
-@pytest.fixture
-def bucket(object_storage, monkeypatch):
-    """The address of the bucket, whose server is named by the variables of docs/search.md."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", object_storage)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    return "s3://bucket"

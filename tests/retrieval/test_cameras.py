@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from commands import KEEP_ALL, ONE_LINE, assert_same_hits, contents, copy, file_cameras, read_rows
+from commands import KEEP_ALL, assert_same_hits, contents, copy, file_cameras, read_rows
 
 import demo_sdtps
 from demo_sdtps.commands import search
@@ -56,7 +56,8 @@ def hits(weights, place, cameras, camera):
     gallery = reid.features(*paths, camera=cameras)
     query = reid.features(*(f"query/{name}/x.jpg" for name in MODALITIES[:2]), camera=camera)
     names = [f"photos/RGB/{path.name}" for path in paths[0]]
-    (line,) = reference.nearest(query.tolist(), gallery.tolist(), names, len(names))
+    sides = (side.values.tolist() for side in (query, gallery))
+    (line,) = reference.nearest(*sides, names, len(names))
     return [("query/RGB/x.jpg", str(n), name, far) for n, (far, name) in enumerate(line, start=1)]
 
 
@@ -99,25 +100,20 @@ def test_an_index_of_other_cameras_is_brought_up_to_date(run, weights, place):
     assert_same_hits(read_rows("x.csv")[1:], hits(weights, place, None, None))
 
 
-MISTAKES = {
-    "--camera is 7, but the cameras of the model's training are 1, 2, 3, 4; ": ("--camera", "7"),
-    "--gallery_camera is roof, but": ("--gallery_camera", OTHER),
-    "'cam' has no named group": ("--pattern", "cam"),
-    "'(' is no regular expression": ("--pattern", "("),
-    "the pattern 'c(?P<camera>x)' is in no name of photos, such as": (
-        "--pattern",
-        "c(?P<camera>x)",
-    ),
-}
-
-
-@pytest.mark.parametrize("message", MISTAKES)
-def test_a_camera_that_cannot_be_is_one_sentence(run, place, message):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--camera", "7"),
+        ("--gallery_camera", OTHER),
+        ("--pattern", "cam"),
+        ("--pattern", "("),
+        ("--pattern", "c(?P<camera>x)"),
+    ],
+)
+def test_a_camera_that_cannot_be_is_refused(run, place, words):
     before = contents(place)
-    code, _, stderr = run(*FOLDERS, *MISTAKES[message])
-    assert code == 2 and message.lower() in stderr.lower() and contents(place) == before
-    if "group" not in message and "expression" not in message:
-        assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+    code, _, stderr = run(*FOLDERS, *words)
+    assert code == 2 and words[1] in stderr and contents(place) == before
 
 
 def test_labels_of_a_table_and_of_a_pattern(place):

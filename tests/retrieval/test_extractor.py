@@ -47,7 +47,8 @@ def test_features_with_the_camera_are_those_of_export_features(
     reid, files, export_pattern, pattern
 ):
     actual = reid.features(**files, return_pattern=pattern, camera=file_cameras(files))
-    assert actual.dtype == np.float32 and actual.shape == (SHOWN, reid.widths[pattern])
+    assert actual.values.dtype == np.float32
+    assert actual.shape == (SHOWN, reid.widths[pattern])
     assert_same(actual, export_pattern(pattern)["features"][:SHOWN])
     assert_close(
         np.linalg.norm(actual.astype(float), axis=1), np.ones(SHOWN), reid.widths[pattern], 1
@@ -136,7 +137,7 @@ def test_an_unknown_camera_has_the_mean_embedding(reid, weights, files):
     embedding.data[:] = embedding.data.double().mean(dim=0)
     expected = other.features(**files, camera=2)
     assert_same(reid.features(**files), expected)
-    assert np.abs(reid.features(**files, camera=2) - expected).max() > 1e-2
+    assert np.abs(reid.features(**files, camera=2).values - expected.values).max() > 1e-2
 
 
 def test_many_triplets_are_loaded_by_processes(weights, files, monkeypatch, no_process_left):
@@ -170,11 +171,12 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
     assert all(map(np.array_equal, reid.search(query, gallery, 30), (rows, distances)))
     with pytest.raises(UserError, match=r"shapes \(4, 7\) and \(20, 6\)"):
         reid.search(query, gallery[:, 1:])
-    with pytest.raises(UserError, match="the gallery has 0 triplets"):
-        reid.search(query, gallery[:0], 2)
+    for empty, top in ((gallery[:0], 2), (gallery, 0), (gallery, 1.5), (gallery, True)):
+        with pytest.raises(UserError, match="whole numbers of at least 1"):
+            reid.search(query, empty, top)
 
 
-@pytest.mark.parametrize("types", [("f4", "f8"), ("f8", "f4"), ("f2", "f8"), ("i8", "f4")])
+@pytest.mark.parametrize("types", [("f4", "f8"), ("f2", "i8")])
 def test_features_of_two_types_and_in_reversed_order_are_compared(reid, types):
     random = np.random.default_rng(shift_seed())
     query, gallery = (
@@ -185,9 +187,6 @@ def test_features_of_two_types_and_in_reversed_order_are_compared(reid, types):
     np.testing.assert_allclose(reid.distance(query[::-1], gallery[::-1]), far, rtol=1e-5)
     rows = reid.search(query[::-1], gallery[::-1], 8).rows
     assert np.array_equal(rows, far.argsort(axis=1, kind="stable"))
-    for wrong in (gallery.astype(complex), gallery.astype(str)):
-        with pytest.raises(UserError, match="but must be numbers"):
-            reid.search(query, wrong)
 
 
 def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
@@ -204,7 +203,7 @@ def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
         sum(map({"r": 1, "n": 2, "t": 4}.get, each)) for each in SETS
     ]
     sources = [*OWN, *OWN, *SUBSETS.values()]
-    parts = features.astype(float).reshape(len(SETS), len(sources), -1).tolist()
+    parts = features.values.astype(float).reshape(len(SETS), len(sources), -1).tolist()
     sets = [{name for name in MODALITIES if name[0].lower() in each} for each in SETS]
     expected = plain.distances(parts, parts, sources, sets, sets, "shared")
     lengths = (*4 * features.shape[1:], 9)
@@ -216,19 +215,9 @@ def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
         reid.search(features[:2], features[[0, 4]])
     rows, distances = reid.search(features[1:2], features[[0, 1]])
     assert rows.tolist() == [[1, -1]] and np.isinf(distances).tolist() == [[False, True]]
-    with pytest.raises(UserError, match=r"\(7, .*\(6,\)"):
-        demo_sdtps.Features(features, features.present[1:])
 
 
-def test_rows_of_features_know_what_is_present_and_other_arrays_do_not(reid, files, caplog):
-    features = demo_sdtps.Features(np.eye(7, 5), np.arange(1, 8))
-    for rows in (slice(1, 4), [3, 0], np.array([2, 2, 5]), features[:, 0] > 0):
-        assert np.array_equal(features[rows].present, features.present[rows])
-        assert np.array_equal(features[rows], np.eye(7, 5, dtype=np.float32)[rows])
-    for other in (features + 1, features[0], features[:, 1:], np.sort(features)):
-        assert other.present is None
-    reid.distance(features[-1:], features[-1:])
-    assert not caplog.records
+def test_other_arrays_count_as_of_complete_triplets(reid, files, caplog):
     whole = reid.features(**files)
     expected = reid.distance(whole, whole)
     assert not caplog.records
@@ -244,7 +233,6 @@ BAD = {
     r"\(32, 16, 3\).*permute": lambda files: {"rgb": torch.zeros(32, 16, 3)},
     "nan.*0 to 1": lambda files: {"rgb": np.full((32, 16, 3), np.nan)},
     "camera is 4.*0 to 3": lambda files: files | {"camera": 4},
-    "argument 'rbg'; the nearest is 'rgb'": lambda files: {"rbg": files["rgb"]},
 }
 
 

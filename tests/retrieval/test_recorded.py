@@ -19,13 +19,9 @@ SETTINGS = ()
 FIT = {"slope": 1, "offset": 1, "limits": {"0.01": 1}}
 CALIBRATION = {"checkpoint_sha256": "", "settings": {}, "patterns": {"1": {"RGB, RGB": FIT}}}
 WRONG_FITS = [
-    {"1": {"RGB, RGB": {}}},
     {"x": {"RGB, RGB": FIT}},
-    {"1": {"RGB": FIT}},
     {"1": {"RGB, XY": FIT}},
     {"1": {"RGB, RGB": {**FIT, "limits": {"x": 1}}}},
-    {"1": {"RGB, RGB": {**FIT, "slope": "1"}}},
-    {"1": []},
 ]
 WRONG_RUNS = [{"machine": 3}, {"machine": {"threads": "2"}}, {"commit": 3}, {"versions": [1]}]
 WRONG_EPOCHS = [
@@ -36,7 +32,7 @@ WRONG_EPOCHS = [
 ]
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "3", "[1]", "[{}]", "null", '{"status": 1}', "{"])
+@pytest.mark.parametrize("content", ["[1]", '{"status": 1}', "{"])
 def test_files_beside_a_checkpoint_that_lack_their_keys(weights, tmp_path, content):
     """What a run and save_pretrained record is left out; a calibration is refused."""
     path = Path(shutil.copy(weights, tmp_path / "last.pth"))
@@ -78,12 +74,8 @@ def test_records_of_a_run_with_values_of_other_types_count_as_missing(tmp_path, 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"origin": [1]},
-        {"origin": {"metrics": {"1": 3}}},
         {"origin": {"cameras": 5}},
         {"origin": {"calibration": CALIBRATION | {"patterns": WRONG_FITS[1]}}},
-        {"camera_num": "x"},
-        {"num_class": []},
         {"settings": 3},
     ],
     ids=str,

@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from feature_stores import make_blocks, make_gallery
 from modality_sets import (
     ALL_SOURCES,
     PRESENT,
@@ -46,8 +45,26 @@ def make_side(queries):
     return torch.from_numpy(queries), np.ones((len(queries), 3), bool)
 
 
-def draw_names(generator, count):
-    return [f"image {number}" for number in generator.permutation(count)]
+class Stored(nearest.Gallery):
+    """Whose features are read the fastest in another order."""
+
+    def reading_order(self):
+        return numpy_generator(9).permutation(len(self))
+
+
+def make_gallery(features, present=None):
+    """A gallery of complete triplets, unless it is told what is present."""
+    return Stored(features, np.ones((len(features), 3), bool) if present is None else present)
+
+
+def whole(features):
+    return nearest.View(make_gallery(features), np.arange(len(features)))
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(nearest, "READ_ELEMENTS", 7 * 24)
+    monkeypatch.setattr(nearest, "FLAT_QUERIES", 3)
 
 
 def test_distances_are_sums_of_doubles():
@@ -55,29 +72,21 @@ def test_distances_are_sums_of_doubles():
     queries, features = random_features(draws, 6, 512), random_features(draws, 40, 512)
     features[:6] = queries + np.float32(1e-4) * features[:6]
     rows = np.arange(40)[None].repeat(6, axis=0)
-    actual = nearest.distances(queries, make_blocks(features), rows)
+    actual = nearest.distances(queries, whole(features), rows)
     expected = np.square(features[None].astype(float) - queries[:, None]).sum(axis=2)
     assert np.abs(actual / expected - 1).max() <= np.finfo(np.float32).eps / 2
 
 
-def test_what_is_unknown_comes_after_all_that_is_known():
-    scores = np.array([[0.5, 3.0, 0.1, np.inf], [2.0, 2.0, -1.0, 7.0]])
-    is_unknown = np.array([[False, False, True, True], [True, False, True, False]])
-    order = nearest.known_first(scores, is_unknown).argsort(axis=1)
-    assert order.tolist() == [[0, 1, 2, 3], [1, 3, 2, 0]]
-
-
 @pytest.mark.parametrize("top", [1, 5, 60])
 def test_exact_search_is_the_slow_one_ties_included(top):
-    """Half of the gallery are copies, and some queries too, so that ties lie at the last rank; they are ordered by name."""
+    """Half of the gallery are copies, and some queries too, so that ties lie at the last rank; they are in their order."""
     generator = numpy_generator(1)
     gallery = short_features(generator, 60, copies=30)
     queries = np.concatenate([short_features(generator, 4), gallery[:4]])
-    names = draw_names(generator, 60)
-    actual = nearest.nearest(queries, make_blocks(gallery, names), top)
-    expected = reference.nearest(queries.tolist(), gallery.tolist(), names, top)
+    actual = nearest.nearest(queries, whole(gallery), top)
+    expected = reference.nearest(queries.tolist(), gallery.tolist(), range(60), top)
     for rows, distances, line in zip(actual.rows, actual.distances, expected, strict=True):
-        assert [names[row] for row in rows] == [name for _, name in line]
+        assert rows.tolist() == [row for _, row in line]
         assert distances.tolist() == [distance for distance, _ in line]
     assert (actual.distances[4:, 0] == 0).all()
 
@@ -85,11 +94,8 @@ def test_exact_search_is_the_slow_one_ties_included(top):
 def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
     """More of them than there are candidates at first, wherever they are."""
     monkeypatch.setattr(nearest, "SPARE", 0)
-    generator = numpy_generator(3)
-    gallery = np.repeat(random_features(generator, 2), 50, axis=0)
-    names = draw_names(generator, 100)
-    actual = nearest.nearest(gallery[60:61], make_blocks(gallery, names), 3)
-    assert [names[row] for row in actual.rows[0]] == sorted(names[50:])[:3]
+    gallery = np.repeat(random_features(numpy_generator(3), 2), 50, axis=0)
+    assert nearest.nearest(gallery[60:61], whole(gallery), 3).rows[0].tolist() == [50, 51, 52]
 
 
 def test_features_of_any_length_are_searched_exactly():
@@ -97,15 +103,15 @@ def test_features_of_any_length_are_searched_exactly():
     draws = numpy_generator(8)
     gallery = (100 + draws.standard_normal((200, 24)) / 50).astype(np.float32)
     far = np.square(gallery[:5, None].astype(float) - gallery).sum(axis=2)
-    actual = nearest.nearest(gallery[:5], make_blocks(gallery), 3)
+    actual = nearest.nearest(gallery[:5], whole(gallery), 3)
     assert np.array_equal(actual.rows, far.argsort(axis=1)[:, :3])
 
 
 def test_re_ranking_orders_the_hits_alone():
     generator = numpy_generator(4)
     gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
-    place = make_gallery(gallery, draw_names(generator, 50))
-    hits = nearest.nearest(queries, place.features, 20)
+    place = make_gallery(gallery)
+    hits = nearest.nearest(queries, whole(gallery), 20)
     actual = nearest.rerank_hits(Comparison(), make_side(queries), place, hits, 6)
     for query, rows, near, distances in zip(
         queries, hits.rows, actual.rows, actual.distances, strict=True
@@ -123,7 +129,7 @@ def test_re_ranking_orders_the_hits_alone():
 def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
     generator = numpy_generator(7)
     gallery, queries = random_features(generator, 40, 8), random_features(generator, 5, 8)
-    place = make_gallery(gallery, draw_names(generator, 40))
+    place = make_gallery(gallery)
     actual = nearest.rerank_all(Comparison(), make_side(queries), place, 40)
     expected = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
     assert np.array_equal(actual.distances, np.sort(expected, axis=1))
@@ -132,18 +138,10 @@ def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
 
 def test_queries_with_too_few_candidates_are_searched_exactly():
     generator = numpy_generator(5)
-    gallery, queries, names = (
-        short_features(generator, 30),
-        short_features(generator, 2),
-        draw_names(generator, 30),
-    )
-    exact = nearest.nearest(queries, make_blocks(gallery, names), 4)
-    rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
-    rows[1, 4:] = -1
-    actual = nearest.nearest(queries, make_blocks(gallery, names), 4, rows)
-    assert np.array_equal(actual.rows, exact.rows) and np.array_equal(
-        actual.distances, exact.distances
-    )
+    gallery, queries = short_features(generator, 30), short_features(generator, 2)
+    exact = nearest.nearest(queries, whole(gallery), 4)
+    rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], -1, -1]])
+    assert all(map(np.array_equal, nearest.nearest(queries, whole(gallery), 4, rows), exact))
 
 
 def run_reference(*arguments):
@@ -171,13 +169,13 @@ def test_the_order_of_a_search_is_that_of_the_matrix(how):
     for query_set, gallery_set in product(PRESENT.values(), repeat=2):
         sets = 3 * [query_set], 30 * [gallery_set]
         query, (features, present) = draw_sides(draws, sources, *sets)
-        place = make_gallery(features.numpy(), draw_names(numpy_generator(11), 30), present)
+        place = make_gallery(features.numpy(), present)
         hits = nearest.search_sets(comparison(sources, how), query, place, 12, nearest.nearest)
         each = split_parts(query[0]), split_parts(features)
         assert_hits(hits, sources, *run_reference(*each, sources, *sets, how))
         if how == "all" or query_set == gallery_set == set(MODALITIES):
-            whole = nearest.nearest(query[0].numpy(), place.features, 12)
-            assert all(map(np.array_equal, hits, whole))
+            expected = nearest.nearest(query[0].numpy(), whole(features.numpy()), 12)
+            assert all(map(np.array_equal, hits, expected))
 
 
 @pytest.mark.parametrize("how", ["all", "shared"])
@@ -187,27 +185,21 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
     draws, sources = generator(12), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 2), [*shuffled(draws, 10), *3 * [{"RGB"}]]]
     query, (features, present) = draw_sides(draws, sources, *sets)
-    place = make_gallery(features.numpy(), draw_names(numpy_generator(12), 73), present, size=16)
+    place = make_gallery(features.numpy(), present)
     expected = run_reference(split_parts(query[0]), split_parts(features), sources, *sets, how)
     for top in (1, 9, 70):
         hits = nearest.search_sets(comparison(sources, how), query, place, top, nearest.nearest)
         assert_hits(hits, sources, *expected)
 
 
-def test_equal_hits_of_several_sets_are_ordered_by_name():
+def test_equal_hits_of_several_sets_are_in_their_order():
     """Those of RGB and of RGB and NI have the same distance from a query in RGB."""
-    sources, names = ALL_SOURCES["3C"], ["d", "a", "c", "b"]
+    sources, both = ALL_SOURCES["3C"], {"RGB", "NI"}
     query, (features, _) = draw_sides(generator(13), sources, [{"RGB"}], 4 * [{"RGB"}])
-    features[:] = 0
-    features[:, 0] = 1
-    place = make_gallery(
-        features.numpy(),
-        names,
-        present_in([{"RGB", "NI"}, {"RGB", "NI"}, {"RGB", "TI"}, {"RGB", "NI"}]),
-    )
+    features[:], features[:, 0] = 0, 1
+    place = make_gallery(features.numpy(), present_in([both, {"RGB", "TI"}, both, both]))
     hits = nearest.search_sets(comparison(sources, "shared"), query, place, 4, nearest.nearest)
-    assert [names[row] for row in hits.rows[0]] == sorted(names)
-    assert len(set(hits.distances[0])) == 1
+    assert hits.rows[0].tolist() == [0, 1, 2, 3] and len(set(hits.distances[0])) == 1
 
 
 def test_re_ranking_of_hits_of_several_sets():
@@ -215,7 +207,7 @@ def test_re_ranking_of_hits_of_several_sets():
     draws, sources = generator(14), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 1), shuffled(draws, 6)]
     query, (features, present) = draw_sides(draws, sources, *sets)
-    place = make_gallery(features.numpy(), draw_names(numpy_generator(14), 42), present)
+    place = make_gallery(features.numpy(), present)
     how = comparison(sources, "shared")
     hits = nearest.search_sets(how, query, place, 42, nearest.nearest)
     actual = nearest.rerank_hits(how, query, place, hits, 42)
@@ -229,6 +221,6 @@ def test_re_ranking_of_hits_of_several_sets():
         assert (np.diff(expected[order]) >= 0).all() and (
             actual.rows[number][len(rows) :] < 0
         ).all()
-    whole = nearest.rerank_all(how, query, place, 42)
     matrix = rerank(how, query, (features, present)).numpy()
-    assert np.array_equal(np.sort(matrix, axis=1), whole.distances)
+    hits = nearest.rerank_all(how, query, place, 42)
+    assert np.array_equal(np.sort(matrix, axis=1), hits.distances)

@@ -53,7 +53,7 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(run_search, place, way):
             assert all(kept[name][0] in (self_of(name), "copy.jpg") for name in kept)
 
 
-@WAY
+@pytest.mark.parametrize("way", ["exact", "re-ranked"])
 def test_links_to_the_query_take_no_hit_away(run_search, place, way):
     """Of 8 triplets four have its file."""
     photo, query = place / "gallery" / "TI" / "photo 2.jpg", place / "linked" / "TI" / "q.jpg"
@@ -87,7 +87,7 @@ def test_links_to_nowhere_and_pipes_are_left_out_and_listed(run_search, place):
 
 @pytest.mark.slow
 def test_unreadable_images_are_left_out_and_listed(run_search, place):
-    """One of a triplet, all of another, the query's, and one that breaks after it was indexed; replaced, they are read."""
+    """One of a triplet, all of another, and the query's; replaced, they are read."""
     names = ("RGB/photo 0.jpg", "RGB/photo 1.jpg", "TI/photo 1.jpg", "../query/RGB/<i>&0.jpg")
     broken = [(place / "gallery" / name).resolve() for name in names]
     whole = {path: path.read_bytes() for path in broken}
@@ -95,27 +95,17 @@ def test_unreadable_images_are_left_out_and_listed(run_search, place):
         path.write_bytes(content[: len(content) // 2])
     words = ("--csv", "x.csv", "--index", "kept", "--overwrite", "--top")
     code, _, stderr = run_search(*words, 4)
-    assert code == 2 and "cannot be read" in stderr
-    for count in (4, 5):
+    assert code == 2 and str(broken[3].relative_to(place)) in stderr
+    for _ in range(2):
         code, stdout, stderr = run_search(*words, 4, "--skip_unreadable")
-        assert code == 0 and "4 triplets" in stdout, stderr
-        assert f"Left out, {count} images:" in stdout
+        assert code == 0 and "4 triplets" in stdout and "Left out, 4 images:" in stdout, stderr
         assert all(str(path.relative_to(place)) in stdout.split("Left out")[1] for path in broken)
         hits = [row[2] for row in read_rows("x.csv")[1:]]
         assert "gallery/NI/photo 0.jpg" in hits and not [hit for hit in hits if "photo 1" in hit]
-        if count == 4:
-            broken.append(place / "gallery" / "TI" / "photo 3.jpg")
-            whole[broken[-1]] = broken[-1].read_bytes()
-            broken[-1].write_bytes(b"no image")
-    code, stdout, stderr = run_search(*words, 4)
-    assert code == 2 and "query/RGB" in stderr
-    none = run_search("--output", "none.html", "--skip_unreadable", query=broken[1])
-    assert none[0] == 0 and "queries: 0" in none[1], none[2]
     for path, content in whole.items():
         path.write_bytes(content)
     code, stdout, stderr = run_search(*words, 5)
-    assert code == 0 and "Left out" not in stdout, stderr
-    assert "5 triplets (1 new, 2 changed)" in stdout
+    assert code == 0 and "5 triplets (1 new, 1 changed)" in stdout, stderr
     again = read_rows("x.csv")
     assert run_search("--csv", "y.csv", "--index", "anew", "--top", 5)[0] == 0
     assert_same_hits(read_rows("y.csv")[1:], again[1:])
