@@ -28,7 +28,6 @@ OUTPUTS = {
         (*CONFIGURED, "OUTPUT_DIR", "none", "--html", "x.html"),
     ),
     "hits": (search, "x.csv", (*CONFIGURED, *SEARCHED)),
-    "ranks": (search.rank, "x.csv", SEARCHED),
     "benchmark": (benchmark, "x.json", ("--json", "x.json")),
 }
 """Every way to give an output: command, the file that is there, and words; weights, data and runs do not exist."""
