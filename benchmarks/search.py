@@ -125,8 +125,8 @@ def torch_nearest(query: np.ndarray, rows: Rows) -> Nearest:
     """The evaluation's distances of a block at a time, and torch's top-k."""
     features = torch.from_numpy(query)
     values, places = torch.full((len(query), 0), torch.inf), torch.full((len(query), 0), -1)
-    for numbers, others in view(rows).blocks():
-        distances = squared_distances(features, torch.from_numpy(others))
+    for numbers, others in view(rows).blocks(len(rows)):
+        distances = squared_distances(features, others)
         near, index = distances.topk(min(TOP, len(others)), largest=False)
         values, order = torch.cat([values, near], dim=1).topk(
             min(TOP, values.shape[1] + near.shape[1]), largest=False

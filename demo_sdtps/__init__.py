@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from demo_sdtps.plug_in.patch import patch
     from demo_sdtps.retrieval.extractor import Extractor
     from demo_sdtps.retrieval.features import Features
-    from demo_sdtps.retrieval.load import load
+    from demo_sdtps.retrieval.reid import load
     from demo_sdtps.training.reid import train
     from vit_slim import slim, slim_loss, unslim
 
@@ -45,7 +45,7 @@ MODULES = {
     "add_config": "demo_sdtps.plug_in.hosts",
     "distill_loss": "demo_sdtps.modeling.losses",
     "get_cfg": "demo_sdtps.config.load",
-    "load": "demo_sdtps.retrieval.load",
+    "load": "demo_sdtps.retrieval.reid",
     "load_cfg": "demo_sdtps.config.load",
     "make_model": "demo_sdtps.modeling.demo",
     "patch": "demo_sdtps.plug_in.patch",

@@ -21,10 +21,10 @@ def labels_pattern(text: str) -> re.Pattern:
     return pattern
 
 
-def search_parser(what: str) -> argparse.ArgumentParser:
-    """Parser of a command that searches in a gallery; `what` begins its description."""
+def main() -> None:
     parser = flags.config_parser(
-        f"{what} FOLDER has the subfolders RGB, NI and TI with images of equal names, nested too; any of them, or any "
+        "Find the images of a gallery that are most like each query. Without --output and --csv the hits of the first queries "
+        "are printed. FOLDER has the subfolders RGB, NI and TI with images of equal names, nested too; any of them, or any "
         "image, may be missing. Images need no labels and no naming rule; where the camera is unknown the mean of the model's "
         "is taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
         epilog=f"distance: {common.SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {common.RERANKED}.",
@@ -44,7 +44,7 @@ def search_parser(what: str) -> argparse.ArgumentParser:
         metavar="NAME",
         help="camera of the gallery, as the training's files call it, such as 2, where pattern and table name none",
     )
-    cli.add_count(parser, "--top", None, f"hits per query, at most all (default: {common.TOP})")
+    cli.add_count(parser, "--top", common.TOP, "hits per query, at most all")
     flags.add_skip_unreadable(parser)
     parser.add_argument(
         "--index",
@@ -67,14 +67,6 @@ def search_parser(what: str) -> argparse.ArgumentParser:
     )
     patterns = "features: 1 original, 2 enhanced, 3 both"
     cli.add_choice(parser, "--return_pattern", RETURN_PATTERNS, 3, patterns)
-    return parser
-
-
-def main() -> None:
-    parser = search_parser(
-        "Find the images of a gallery that are most like each query. Without --output and --csv the hits of the first queries "
-        "are printed."
-    )
     cli.add_path(
         parser,
         "--query",

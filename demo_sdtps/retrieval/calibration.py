@@ -36,7 +36,7 @@ from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint, stored_config
 from demo_sdtps.modeling.checkpoints.records import CALIBRATION
 from demo_sdtps.retrieval.features import encode_present, modality_mask
-from demo_sdtps.retrieval.origin import model_keys
+from demo_sdtps.retrieval.gallery import model_keys
 from demo_sdtps.runtime.files import read_json, sha256
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from demo_sdtps.config import MODALITIES, UserError, with_values
 from demo_sdtps.config.cli import count_text, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.distances import present_modalities
+from demo_sdtps.evaluation.distances import names_present, present_modalities
 from demo_sdtps.evaluation.extraction import Model, extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.features import encode_present
-from demo_sdtps.retrieval.origin import describe_features
+from demo_sdtps.retrieval.gallery import as_text, describe_features
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.files import atomic_write
 
@@ -41,11 +41,8 @@ COLUMNS = {
 def export_features(
     cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
 ) -> None:
-    """Extract the features of samples, a part in each process, and write them to `arguments.output`. Raises `UserError` for
-    features that --dtype does not hold, and for names of files that Parquet does not hold."""
-    is_parquet = arguments.output.suffix == ".parquet"
-    if is_parquet:
-        check_names(samples)
+    """Extract the features of samples, a part in each process, and write them to `arguments.output`, with what they depend on,
+    but for the images, and where they are from. Raises `UserError` for features that --dtype does not hold."""
     cfg = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
     loader = test_loader(cfg, distributed.shard_for_rank(samples))
     (patterns,) = extract_features(cfg, model, loader, total=len(samples))
@@ -57,28 +54,33 @@ def export_features(
             f"Features are up to {features.abs().max():.3g}, more than {arguments.dtype} holds; pass --normalise, "
             "or --dtype float32."
         )
-    if distributed.is_main():
-        facts = describe_export(cfg, arguments)
-        modalities = set(cfg.MODEL.MODALITIES) - missing_modalities(cfg.TEST.MISS)
-        write = write_parquet if is_parquet else write_array
-        with atomic_write(arguments.output) as temporary:
-            write(temporary, samples, converted.numpy(), facts, modalities)
-        count = count_text(len(samples), "feature")
-        print_lines(f"Wrote {count} in {arguments.dtype} to {arguments.output}")
+    if not distributed.is_main():
+        return
+    facts = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
+    facts |= describe_features(cfg, arguments.return_pattern) | {"split": arguments.split}
+    facts["normalised"] = arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
+    facts["configuration"]["TEST.MISS"] = cfg.TEST.MISS
+    modalities = set(cfg.MODEL.MODALITIES) - missing_modalities(cfg.TEST.MISS)
+    write = write_parquet if arguments.output.suffix == ".parquet" else write_array
+    with atomic_write(arguments.output) as temporary:
+        present = present_modalities(samples, modalities)
+        write(temporary, samples, converted.numpy(), present, facts)
+    count = count_text(len(samples), "feature")
+    print_lines(f"Wrote {count} in {arguments.dtype} to {arguments.output}")
 
 
 def write_array(
     path: Path,
     samples: Sequence[Sample],
     features: np.ndarray,
+    present: np.ndarray,
     facts: Mapping[str, Any],
-    modalities: Collection[str],
 ) -> None:
-    """Write features (n, D) of samples as .npz, with `facts` as single values; they are of the images of `modalities`."""
+    """Write features (n, D) of samples as .npz, what is `present` in them (n, 3) bool, and `facts` as single values."""
     arrays: dict[str, Any] = {**facts, "configuration": json.dumps(facts["configuration"])}
     for name, label in LABELS.items():
         arrays[name] = np.array([getattr(sample, label) for sample in samples], np.int64)
-    arrays["present"] = encode_present(present_modalities(samples, modalities))
+    arrays["present"] = encode_present(present)
     arrays["paths"] = np.array([[path or "" for path in sample.paths] for sample in samples])
     with open(path, "wb") as file:  # numpy would add .npz to a name
         np.savez(file, features=features, **arrays)
@@ -88,22 +90,21 @@ def write_parquet(
     path: Path,
     samples: Sequence[Sample],
     features: np.ndarray,
+    present: np.ndarray,
     facts: Mapping[str, Any],
-    modalities: Collection[str],
 ) -> None:
-    """Write features (n, D) of samples as Parquet, with `facts` as metadata, of which two are columns too."""
+    """Write features (n, D) of samples as Parquet, what is `present` in them (n, 3) bool, and `facts` as metadata, of which two
+    are columns too."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    paths = [(*sample.paths, None, None)[: len(MODALITIES)] for sample in samples]
-    columns: dict[str, list] = {
-        "row": [*range(len(samples))],
-        "name": [sample.files[0] for sample in samples],
+    paths = [[each and as_text(each) for each in (*one.paths, None, None)] for one in samples]
+    columns: dict[str, Any] = {
+        "row": np.arange(len(samples)),
+        "name": [as_text(one.files[0]) for one in samples],
         **{name.lower(): [row[place] for row in paths] for place, name in enumerate(MODALITIES)},
-        **{label: [getattr(sample, label) for sample in samples] for label in LABELS.values()},
-        "present": [
-            ",".join(name for name in sample.modalities if name in modalities) for sample in samples
-        ],
+        **{label: [getattr(one, label) for one in samples] for label in LABELS.values()},
+        "present": [",".join(names_present(row)) for row in present],
         "split": [facts["split"]] * len(samples),
         "return_pattern": [facts["return_pattern"]] * len(samples),
     }
@@ -112,19 +113,3 @@ def write_parquet(
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
     table = pa.table({**arrays, "feature": lists}).replace_schema_metadata(texts)
     parquet.write_table(table, path, row_group_size=ROW_GROUP, use_dictionary=[*COLUMNS])
-
-
-def check_names(samples: Sequence[Sample]) -> None:
-    """Raise `UserError` for names of files that Parquet cannot hold."""
-    for name in (name for sample in samples for name in sample.files):
-        if name.encode(errors="replace").decode() != name:
-            raise UserError(f"The name {name!a} is not UTF-8, as Parquet needs; rename the file.")
-
-
-def describe_export(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What an export records: what the features depend on, but for the images, and where they are from."""
-    facts = describe_features(cfg, arguments.return_pattern)
-    facts["split"] = arguments.split
-    facts["normalised"] = arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
-    facts["configuration"]["TEST.MISS"] = cfg.TEST.MISS
-    return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES} | facts

@@ -1,4 +1,5 @@
-"""A gallery's index: the features of own images in a table, brought up to date with the images (docs/search.md).
+"""A gallery's index: the features of own images in a table, brought up to date with the images; and what features depend on
+(docs/search.md).
 
 A row is a triplet: its name, the paths of its files, their `stamps` (`Triplet.stamp`), what is present, and its labels.
 """
@@ -10,11 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import WITHOUT_EFFECT
+from demo_sdtps.config.load import DEMO_SCHEMA, flatten
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import verify
-from demo_sdtps.retrieval.origin import check_origin
+from demo_sdtps.evaluation.distances import make_comparison
+from demo_sdtps.modeling.checkpoints.loading import weights_file
+from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.retrieval.table import (
     BATCH,
@@ -28,6 +34,8 @@ from demo_sdtps.retrieval.table import (
     open_table,
 )
 from demo_sdtps.runtime import distributed
+from demo_sdtps.runtime.device import choose_device, choose_precision
+from demo_sdtps.runtime.files import sha256
 from demo_sdtps.runtime.progress import progress
 
 if TYPE_CHECKING:
@@ -168,7 +176,7 @@ def _begin(index: Index, triplets: Sequence[Triplet], width: int) -> tuple[Chang
         table.delete(stored.names(gone).tolist())
     else:
         spans = (slice(start, start + BATCH) for start in range(0, len(rows), BATCH))
-        kept = ((wanted[span].to_pydict(), stored.take(rows[span])) for span in spans)
+        kept = ((wanted[span].to_pydict(), stored.take(rows[span]).numpy()) for span in spans)
         table = create_table(index.place, table.facts, types, width, kept, "overwrite")
     index.table = table
     outdated = np.flatnonzero(~np.asarray(is_kept)).tolist()
@@ -191,3 +199,41 @@ def label_type(column: "pa.StringArray") -> "pa.DataType":
 def as_text(name: str) -> str:
     """A file's name as a text of a table: bytes that are not UTF-8 are escaped."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def describe_features(cfg: CfgNode, pattern: int) -> dict[str, Any]:
+    """What features depend on: the content of the checkpoint, the return pattern, and the configuration, whose `sources` are
+    the codes of the modalities (`encode_present`) of each of the equal parts of a feature."""
+    path = weights_file(cfg.TEST.WEIGHT)
+    # auto is another one on other hardware
+    precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))
+    amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
+    sources = make_comparison(cfg, pattern).sources
+    codes = [int(encode_present(modality_mask(source))) for source in sources]
+    return {
+        # of OpenVINO's two files the one with the weights
+        "checkpoint_sha256": sha256(path.with_suffix(".bin") if path.suffix == ".xml" else path),
+        "return_pattern": pattern,
+        "configuration": {**model_keys(cfg), "TEST.AMP": amp, "sources": codes},
+    }
+
+
+def check_origin(
+    place: str, facts: Mapping[str, Any], origin: Mapping[str, Any], advice: str
+) -> None:
+    """Raise `UserError` where stored features, by the recorded `facts`, depend on something else than `origin`."""
+    was, now = ({**each, **each.get("configuration", {})} for each in (facts, origin))
+    for name in now:
+        if name not in ("checkpoint", "configuration") and was.get(name) != now[name]:
+            what = f"{name} ({was.get(name)!r}, not {now[name]!r})"
+            if name.endswith("_sha256"):
+                what = name.removesuffix("_sha256")
+            raise UserError(f"The features in {place} are of another {what}; {advice}.")
+
+
+def model_keys(cfg: CfgNode) -> dict[str, Any]:
+    """The configuration keys on which features depend, but for the precision."""
+    values, rooms = flatten(cfg), ("MODEL.", "INPUT.")
+    names = (name for name in DEMO_SCHEMA.by_name if name.startswith(rooms))
+    keys = {name: values[name] for name in names if name not in WITHOUT_EFFECT}
+    return {**keys, "TEST.NECK_FEAT": cfg.TEST.NECK_FEAT}

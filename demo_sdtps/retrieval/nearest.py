@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from demo_sdtps.retrieval.calibration import Calibration
 
 READ_ELEMENTS = 1 << 21  # numbers of features in memory at a time, 4 bytes each
+PRODUCT_ELEMENTS = 1 << 24  # products of queries and gallery in memory at a time
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 5e-6  # of (|q| + |g|)², by which a product in float32 may be wrong
-FLAT_QUERIES = 1024  # that are compared with a block at a time
-NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,9 @@ class Gallery:
         """All rows (n,) in the order in which their features are read the fastest."""
         return np.arange(len(self))
 
-    def take(self, rows: np.ndarray) -> np.ndarray:
+    def take(self, rows: np.ndarray) -> torch.Tensor:
         """The features (m, D) float32 of distinct rows (m,)."""
         return self.features[rows]
-
-    def tensor(self, rows: np.ndarray) -> torch.Tensor:
-        """`take` as a tensor."""
-        return torch.from_numpy(self.take(rows))
 
 
 @dataclass(frozen=True)
@@ -66,20 +61,18 @@ class View:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, rows: np.ndarray) -> np.ndarray:
+    def take(self, rows: np.ndarray) -> torch.Tensor:
         """The columns (m, d) float32 of distinct rows (m,) of the gallery."""
-        return self.columns(self.gallery.tensor(rows)).numpy()
+        return self.columns(self.gallery.take(rows))
 
-    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All rows, in parts (b,), and their columns (b, d) float32, with a progress bar."""
+    def blocks(self, most: int) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """All rows, in parts (b,) of at most so many, and their columns (b, d) float32, with a progress bar."""
         order = self.gallery.reading_order()
         rows = order[np.isin(order, self.rows)]
-        size = max(1, READ_ELEMENTS // self.take(rows[:1]).shape[1])
-        with progress(total=len(rows), desc="searching", unit="row") as bar:
-            for start in range(0, len(rows), size):
-                block = rows[start : start + size]
-                yield block, self.take(block)
-                bar.update(len(block))
+        size = max(1, min(most, READ_ELEMENTS // self.take(rows[:1]).shape[1]))
+        for start in progress(range(0, len(rows), size), "searching", unit="block"):
+            block = rows[start : start + size]
+            yield block, self.take(block)
 
 
 Search = Callable[[np.ndarray, View, int], Nearest]  # `nearest`, or one like it
@@ -108,7 +101,7 @@ def search_sets(
         comparison = replace(comparison, scales=calibration.scales())
         hits.probability, hits.is_unknown = np.full(shape, np.nan), np.ones(shape, bool)
         columns += [hits.probability, hits.is_unknown]
-    scales = cohort_scales(comparison, query, gallery.present, gallery.tensor)
+    scales = cohort_scales(comparison, query, gallery.present, gallery.take)
     for one, places in comparison.groups(present).items():
         lists = []
         for other, rows in comparison.groups(gallery.present).items():
@@ -126,11 +119,11 @@ def search_sets(
         if not lists:
             continue
         values = [np.concatenate(column, axis=1) for column in zip(*lists, strict=True)]
-        keys = values[0], values[2]  # the last one orders first
+        keys = [values[0], values[2]]  # the last one orders first
         if calibration:
             sets = present[places][:, None], gallery.present[values[0]]
             values += calibration.judge(values[1], *sets, rate)
-            keys = *keys, values[-1]
+            keys.append(values[-1])
         order = np.lexsort(keys)[:, :top]
         for column, value in zip(columns, values, strict=True):
             column[places, : order.shape[1]] = np.take_along_axis(value, order, axis=1)
@@ -175,19 +168,16 @@ def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) 
 
 
 def _reranked(how: Comparison, query: Side, gallery: Gallery, rows: np.ndarray) -> np.ndarray:
-    return rerank(how, query, (gallery.tensor(rows), gallery.present[rows])).numpy()
+    return rerank(how, query, (gallery.take(rows), gallery.present[rows])).numpy()
 
 
 def distances(queries: np.ndarray, gallery: View, rows: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
     values = np.full(rows.shape, np.inf, np.float32)
-    size = max(1, NEAREST_ELEMENTS // (rows.shape[1] * queries.shape[1]))
-    for start in range(0, len(rows), size):
-        unique, place = np.unique(rows[start : start + size].clip(0), return_inverse=True)
-        features = gallery.take(unique).astype(np.float64)
-        for number, row in enumerate(place.reshape(-1, rows.shape[1]), start):
-            values[number] = np.square(features[row] - queries[number]).sum(axis=1)
-    return np.where(rows < 0, np.float32(np.inf), values)
+    for query, line, near in zip(queries, rows, values, strict=True):
+        features = gallery.take(line[line >= 0]).double().numpy()
+        near[line >= 0] = np.square(features - query).sum(axis=1)
+    return values
 
 
 def write_csv(
@@ -208,26 +198,18 @@ def _smallest_products(
     queries: np.ndarray, gallery: View, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The rows (Q, count) of the smallest distances by products in float32; before them a bound of the others' (Q,)."""
-    sides = torch.from_numpy(queries).split(FLAT_QUERIES)
-    values = [side.new_full((len(side), count), torch.inf) for side in sides]
-    places = [torch.full((len(side), count), -1) for side in sides]
-    longest = torch.zeros(())
-    for rows, block in gallery.blocks():
-        others, numbers = torch.from_numpy(block), torch.from_numpy(rows)
-        lengths = others.square().sum(1)
+    side, longest = torch.from_numpy(queries), torch.zeros(())
+    best = torch.full((len(side), count), torch.inf)
+    places = torch.full((len(side), count), -1)
+    for rows, block in gallery.blocks(PRODUCT_ELEMENTS // len(side)):
+        lengths, numbers = block.square().sum(1), torch.from_numpy(rows).expand(len(side), -1)
         longest = torch.maximum(longest, lengths.amax())
-        for side, best, nearest_rows in zip(sides, values, places, strict=True):
-            products = torch.addmm(lengths, side, others.T, alpha=-2)
-            # few queries have a nearer one in a later block; the others are not sorted
-            closer = torch.nonzero(products.amin(1) < best[:, -1])[:, 0]
-            near, index = products[closer].topk(min(count, len(block)), largest=False)
-            near, order = torch.cat([best[closer], near], 1).topk(count, largest=False)
-            index = torch.cat([nearest_rows[closer], numbers[index]], 1)
-            best[closer], nearest_rows[closer] = near, index.gather(1, order)
-    lengths = torch.from_numpy(queries).square().sum(1)
+        products = torch.cat([best, torch.addmm(lengths, side, block.T, alpha=-2)], 1)
+        best, order = products.topk(count, largest=False)
+        places = torch.cat([places, numbers], 1).gather(1, order)
+    lengths = side.square().sum(1)
     rounding = ROUNDING * (lengths.sqrt() + longest.sqrt()).square()
-    least = torch.cat(values)[:, -1] + lengths - rounding
-    return least.numpy(), torch.cat(places).numpy()
+    return (best[:, -1] + lengths - rounding).numpy(), places.numpy()
 
 
 def _order_hits(rows: np.ndarray, values: np.ndarray, top: int) -> Nearest:

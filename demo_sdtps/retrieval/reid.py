@@ -1,8 +1,10 @@
-"""What a trained model does with the user's images and their features, in a checkpoint or exported (docs/search.md)."""
+"""What a trained model does with the user's images and their features, in a checkpoint or exported: `demo_sdtps.load`
+(docs/search.md)."""
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +12,12 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, with_values
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.common import FALSE_ACCEPT, TOP
+from demo_sdtps.config.ranges import Range, read_ranges
+from demo_sdtps.datasets import trained_cameras
+from demo_sdtps.datasets.pixels import read_pixels
+from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.retrieval.features import (
     Features,
     Hits,
@@ -110,9 +116,9 @@ class Reid(ABC):
             exactly = "donot_use_mm_for_euclid_dist"
             return cdist(query.double(), gallery.double(), compute_mode=exactly).square().float()
 
-        sides = self._sides(a, b)
-        comparison = self._comparison(self._matching_patterns(sides[0][0].shape[1]))
-        return set_distances(comparison, *sides, measure).numpy()
+        one, other = self._sides(a, b)
+        comparison = self._comparison(self._matching_patterns(one[0].shape[1]))
+        return set_distances(comparison, one, other, measure).numpy()
 
     def search(
         self,
@@ -133,12 +139,12 @@ class Reid(ABC):
         beyond the distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01
         or 0.05, or the next of these that the labelled pairs suffice for.
 
-        A gallery may also be the place of a table, that of --index or --output of demo-sdtps search and export, which need
-        not fit into the memory; of it those rows are searched that `where` leaves, a condition in SQL. Its hits have `names`
-        too, and equally near ones are ordered by these; rows are numbered in the order of the names, or of the export.
+        A gallery may also be the place of an index (--index of demo-sdtps search), which need not fit into the memory; of it
+        those rows are searched that `where` leaves, a condition in SQL. Its hits have `names` too; its rows are numbered in
+        the order of the names.
 
-        Raises `UserError` for a `top` below 1, an empty gallery, a query without a modality in common with any of it, a rate
-        that the calibration does not have, a table of other weights or settings, and a wrong condition.
+        Raises `UserError` for a `top` below 1, an empty gallery, a query without a modality in common with any of it, an index
+        of other weights or settings, and a wrong condition.
         """
         from demo_sdtps.evaluation.distances import check_finite, find_incomparable
         from demo_sdtps.retrieval.nearest import Gallery, nearest, search_sets
@@ -155,12 +161,11 @@ class Reid(ABC):
         else:
             side, (features, present) = self._sides(query, gallery)
             check_finite(features, "features of the gallery")
-            stored = Gallery(features.numpy(), present)
+            stored = Gallery(features, present)
             patterns = self._matching_patterns(features.shape[1])
-        is_whole = isinstance(top, (int, np.integer)) and not isinstance(top, bool)
-        if not is_whole or top < 1 or not len(stored):
+        if top < 1 or not len(stored):
             raise UserError(
-                f"top is {top!r}, and the gallery has {len(stored)} triplets; both must be whole numbers of at least 1."
+                f"top is {top}, and the gallery has {len(stored)} triplets; both must be at least 1."
             )
         comparison = self._comparison(patterns)
         alone = find_incomparable(comparison, side[1], stored.present)
@@ -171,7 +176,7 @@ class Reid(ABC):
             )
         # two of one width are 1 and 2, which differ; three are the same features
         calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
-        top = min(int(top), len(stored))
+        top = min(top, len(stored))
         hits = search_sets(comparison, side, stored, top, nearest, calibration, false_accept)
         if isinstance(stored, Rows):
             hits.names = stored.names(hits.rows)
@@ -181,20 +186,16 @@ class Reid(ABC):
         self, width: int, place: str | Path, where: str | None
     ) -> "tuple[Rows, list[int]]":
         """The rows of a table in which queries of `width` columns are searched, and their return pattern."""
-        from demo_sdtps.retrieval.origin import check_origin, describe_features
+        from demo_sdtps.retrieval.gallery import check_origin, describe_features
         from demo_sdtps.retrieval.table import REBUILD, open_table
 
         table = open_table(place)
-        if table is None:
+        if table is None or not self.weights:
             raise UserError(
-                f"The gallery {place} does not exist; give the place of an index of demo-sdtps search."
+                f"The gallery {place} does not exist, or the model is none of demo_sdtps.load, whose weights are compared with "
+                "those of the index; give the place of an index of demo-sdtps search, and load the model."
             )
         pattern = table.facts["return_pattern"]
-        if not self.weights:
-            raise UserError(
-                "A gallery in a table is searched by a model of demo_sdtps.load, whose weights are compared with the table's; "
-                "load it so."
-            )
         cfg = with_values(self.cfg, {"TEST.WEIGHT": self.weights})
         check_origin(table.place, table.facts, describe_features(cfg, pattern), REBUILD)
         if width != table.width:
@@ -251,6 +252,75 @@ class Reid(ABC):
                     f"The camera is {label!r}, but must be from 0 to {self.cameras - 1}, or None for any other."
                 )
         return [self.cameras if label is None else int(label) for label in cameras]
+
+
+class ExportedReid(Reid):
+    """`Reid` by an exported file."""
+
+    def __init__(self, cfg: CfgNode):
+        self.cfg, self.weights = cfg, cfg.TEST.WEIGHT
+        self.model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
+        self.model.check_settings(cfg)
+        self.cameras, self.widths = self.model.cameras, self.model.widths
+        self.camera_names = trained_cameras(cfg, self.model.about["origin"], self.cameras)
+
+    @cached_property
+    def calibrations(self) -> "Mapping[int, Calibration]":  # type: ignore[override]  # read once
+        from demo_sdtps.retrieval.calibration import make_calibrations
+
+        return make_calibrations(self.model.about["origin"].get("calibration"), self.cfg)
+
+    def _extract(
+        self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool
+    ) -> np.ndarray:
+        self.model.check_pattern(pattern)
+        ranges = read_ranges(self.cfg)
+        scales = [ranges[name] for name in self.model.modalities]
+        blocks, size = [], self.cfg.TEST.IMS_PER_BATCH
+        for start in range(0, len(triplets), size):
+            chosen = slice(start, start + size)
+            images = [[*map(_pixels, triplet, scales)] for triplet in triplets[chosen]]
+            blocks.append(self.model.features(images, cameras[chosen]))
+        features = np.concatenate(blocks)[:, self.model.columns[pattern]]
+        lengths = np.linalg.norm(features, axis=1, keepdims=True)
+        return features / np.maximum(lengths, 1e-12) if normalise else features
+
+
+def _pixels(item: Any, scale: Range) -> np.ndarray | None:
+    """An image, as `Reid.features` takes it, as uint8 (3, H, W)."""
+    return None if item is None else read_pixels(item, scale=scale).transpose(2, 0, 1)
+
+
+def load(
+    weight: str | Path,
+    *opts: object,
+    config_file: str | Path | None = None,
+    device: str | None = None,
+) -> Reid:
+    """A model for the user's images: an `Extractor` from a checkpoint, on the GPU if there is one, or an `ExportedReid`.
+
+    `weight` is a file of train_net.py or of DeMo, the folder of a run (last.pth is read) or of `Extractor.save_pretrained`, the
+    .safetensors file in it, or, where no such folder is here, owner/name of a repository of the Hugging Face hub; or an
+    exported file, .onnx or .xml. `opts` are KEY VALUE pairs that override the checkpoint's configuration, such as "TEST.AMP",
+    "auto"; `device` is that of MODEL.DEVICE. `config_file` replaces the configuration, for checkpoints of DeMo, which have
+    none. Raises `UserError` for weights that are missing, cannot be read, or do not fit.
+    """
+    on_device = ["MODEL.DEVICE", device] if device else []
+    pairs = [*map(str, [*opts, *on_device]), "TEST.WEIGHT", str(weight)]
+    if is_exported(weight):
+        return open_reid(load_cfg(config_file or ExportedModel(weight).config, pairs))
+    from demo_sdtps.modeling.checkpoints.loading import stored_config
+
+    return open_reid(load_cfg(config_file or stored_config(weight), pairs))
+
+
+def open_reid(cfg: CfgNode) -> Reid:
+    """The model of TEST.WEIGHT."""
+    if is_exported(cfg.TEST.WEIGHT):
+        return ExportedReid(cfg)
+    from demo_sdtps.retrieval.extractor import make_extractor
+
+    return make_extractor(cfg)
 
 
 def zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:

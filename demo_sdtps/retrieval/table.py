@@ -58,7 +58,7 @@ class Rows(Gallery):
         """All rows (n,) in the order in which they are stored."""
         return self.ids.argsort()
 
-    def take(self, rows: np.ndarray) -> np.ndarray:
+    def take(self, rows: np.ndarray) -> torch.Tensor:
         """The features (m, D) float32 of distinct rows (m,)."""
         ids = self.ids[rows]
         with engine_errors(self.table.place):
@@ -67,7 +67,7 @@ class Rows(Gallery):
         stored = np.asarray(batch[FEATURE].combine_chunks().flatten()).reshape(len(rows), -1)
         features = np.empty_like(stored)
         features[ids.argsort()] = stored[batch[ROW_ID].to_numpy().argsort()]
-        return features
+        return torch.from_numpy(features)
 
 
 class Table:

@@ -1,7 +1,6 @@
 """Features as an array and as Parquet: the same in each, by one process and by two, and refusals."""
 
 import json
-import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -74,8 +73,8 @@ def test_two_processes_export_what_one_does(export, export_words, tmp_path):
     assert all(np.array_equal(two[name], alone[name]) for name in ("paths", "ids", "present"))
 
 
-def test_what_cannot_be_written_is_refused(refusal, export_words, weights, files, tmp_path):
-    """An ending, a file that is there, numbers beyond half precision, and a name that is no text."""
+def test_what_cannot_be_written_is_refused(refusal, export_words, weights, tmp_path):
+    """An ending, a file that is there, and numbers beyond half precision."""
     call = lambda *words: refusal(export_features, *export_words, "--output", *words)  # noqa: E731
     assert ".npz" in call("x.csv")
     (tmp_path / "old.npz").write_text("mine")
@@ -85,20 +84,17 @@ def test_what_cannot_be_written_is_refused(refusal, export_words, weights, files
     save_checkpoint(tmp_path / "large.pth", reid.cfg, reid.model, 1)
     words = ("x.parquet", "--weight", tmp_path / "large.pth", "--dtype", "float16")
     assert "more than float16 holds" in call(*words)
-    (tmp_path / "photos").mkdir()
-    shutil.copy(files["rgb"][0], tmp_path / "photos" / "b\udcff.jpg")
-    words = ("--images", tmp_path / "photos", "--modality", "RGB")
-    assert "b\\udcff.jpg" in call("x.parquet", *words)
 
 
 def test_what_is_present_is_named_and_each_row_has_its_own(tmp_path):
-    """Of a model of RGB and TI; one image may hold all three."""
-    paths = [("r", "n", "t"), (None, "n", None), ("r", None, "t"), ("beside.jpg",)]
+    """One image may hold all three, and a name may be no text."""
+    paths = [("r", "n", "t"), (None, "b\udcff", None), ("r", None, "t"), ("beside.jpg",)]
     samples = [Sample(files, number, number % 2) for number, files in enumerate(paths)]
     features = numpy_generator().standard_normal((4, 5)).astype(np.float32)
+    present = np.array([[1, 0, 1], [0, 0, 0], [1, 0, 1], [1, 1, 1]], bool)
     facts = {"split": "gallery", "return_pattern": 3}
-    exporting.write_parquet(tmp_path / "x.parquet", samples, features, facts, {"RGB", "TI"})
+    exporting.write_parquet(tmp_path / "x.parquet", samples, features, present, facts)
     table = pq.read_table(tmp_path / "x.parquet")
-    assert table["name"].to_pylist() == ["r", "n", "r", "beside.jpg"]
-    assert table["present"].to_pylist() == ["RGB,TI", "", "RGB,TI", "RGB,TI"]
+    assert table["name"].to_pylist() == ["r", "b\\xff", "r", "beside.jpg"]
+    assert table["present"].to_pylist() == ["RGB,TI", "", "RGB,TI", "RGB,NI,TI"]
     assert table["identity"].to_pylist() == [0, 1, 2, 3] and np.array_equal(column(table), features)

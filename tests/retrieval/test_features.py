@@ -120,7 +120,11 @@ def test_tensors_are_features_of_whatever_type(reid):
     """Of 8 bits of mantissa, as of bfloat16, so that nothing is rounded; with gradients they are detached."""
     values = torch.randint(-99, 99, (5, 8)).float()
     expected = reid.search(values.numpy(), values.numpy(), 5)
-    for one in (torch.nn.Parameter(values), values.bfloat16(), values.double().numpy()[:, ::1]):
+    for one in (
+        torch.nn.Parameter(values),
+        values.bfloat16(),
+        values.flip(0).double().numpy()[::-1],
+    ):
         hits = reid.search(one, values.numpy(), 5)
         assert all(map(np.array_equal, hits, expected))
         assert np.array_equal(demo_sdtps.Features(one, torch.full((5,), 7)), values.numpy())

@@ -54,7 +54,8 @@ class Stored(nearest.Gallery):
 
 def make_gallery(features, present=None):
     """A gallery of complete triplets, unless it is told what is present."""
-    return Stored(features, np.ones((len(features), 3), bool) if present is None else present)
+    present = np.ones((len(features), 3), bool) if present is None else present
+    return Stored(torch.as_tensor(features), present)
 
 
 def whole(features):
@@ -64,7 +65,6 @@ def whole(features):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(nearest, "READ_ELEMENTS", 7 * 24)
-    monkeypatch.setattr(nearest, "FLAT_QUERIES", 3)
 
 
 def test_distances_are_sums_of_doubles():

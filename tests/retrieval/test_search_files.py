@@ -130,3 +130,34 @@ def test_folders_of_one_modality_are_read_with_its_name(run_search, place):
         assert {place / row[2] for row in rows} == {*(place / "flat").rglob("*.jpg")}
     code, _, stderr = run_search(gallery="flat", query="one")
     assert code == 2 and "--modality RGB" in stderr
+
+
+def test_folders_have_the_names_of_the_configuration(run_search, place):
+    """DATASETS.FOLDERS: hits are those of the folders RGB and TI, which are read too where the named ones are not there."""
+
+    def hits_of(*words, **places):
+        code, _, stderr = run_search(
+            "--csv", "x.csv", "--top", "3", "--overwrite", *words, **places
+        )
+        assert code == 0, stderr
+        plain = [
+            [cell.replace("visible", "RGB").replace("t/heat", "TI") for cell in row]
+            for row in read_rows("x.csv")
+        ]
+        return [
+            [row[0].replace("named/", ""), row[1], row[2].replace("named/", ""), row[3]]
+            for row in plain
+        ]
+
+    expected = hits_of()
+    shutil.copytree("gallery", "named/gallery")
+    shutil.copytree("query", "named/query")
+    for side in ("gallery", "query"):
+        Path("named", side, "RGB").rename(Path("named", side, "visible"))
+        Path("named", side, "t").mkdir()
+        Path("named", side, "TI").rename(Path("named", side, "t", "heat"))
+    names = ("DATASETS.FOLDERS", "[RGB=visible, TI=t/heat, train=learn]")
+    sides = {"query": "named/query", "gallery": "named/gallery"}
+    assert hits_of(*names, **sides) == hits_of(*names) == expected
+    image = {"query": "named/query/t/heat/<i>&1.jpg", "gallery": "named/gallery"}
+    assert hits_of(*names, **image)[1:] == expected[4:]

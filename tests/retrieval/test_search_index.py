@@ -65,7 +65,7 @@ def content(place):
     """Features by name."""
     rows = open_table(place / "index").read()
     order = np.random.default_rng(0).permutation(len(rows))
-    return dict(zip(rows.names(order).tolist(), map(tuple, rows.take(order)), strict=True))
+    return dict(zip(rows.names(order).tolist(), map(tuple, rows.take(order).numpy()), strict=True))
 
 
 def colour_rows(place):
@@ -98,7 +98,9 @@ def test_new_changed_and_removed_images_alone_are_read(place):
         *("RGB,NI", "RGB,NI", "NI", "NI,TI", "RGB")
     ]
     assert rows.present.sum() == sum(len(text.split(",")) for text in present.values())
-    stored = zip(before.columns["name"].to_pylist(), before.take(np.arange(13)), strict=True)
+    stored = zip(
+        before.columns["name"].to_pylist(), before.take(np.arange(13)).numpy(), strict=True
+    )
     assert {name: tuple(row) for name, row in stored} == expected
 
 
