@@ -15,7 +15,7 @@ GOLDEN, MODES = ("fusion_small", "fusion_hdm_only"), ("eval", "train")
 # width, HEAD (None: HDM alone), patches per modality, batch
 SHAPES = pytest.mark.parametrize(
     "shape",
-    [(64, 4, 5, 4), (128, 8, 1, 2), (192, 3, 7, 3), (128, None, 4, 1), (64, 1, 12, 5)],
+    [(64, 4, 5, 4), (192, 3, 7, 3), (128, None, 4, 1)],
     ids=str,
 )
 
@@ -190,11 +190,8 @@ def test_dropout_acts_in_training_alone():
 
 
 def test_parameters_start_as_torchs_layers_do():
-    """The seven attentions and 28 experts each as one of torch's own; the queries as C^-0.5·normal.
-
-    Means and deviations to six standard errors, which are at most those of normal numbers; the largest of n uniform numbers is
-    20/n below the bound once in exp(20) times.
-    """
+    """The seven attentions and 28 experts each as one of torch's own, the queries as C^-0.5·normal: deviations to six standard
+    errors of normal numbers."""
     torch.manual_seed(shift_seed())
     plain, hdm, atmoe = Fusion(256, 4), HDM(256), ATMoE(256, 4)
     ours = {f"hdm.{name}": tensor for name, tensor in hdm.state_dict().items()}
@@ -203,43 +200,8 @@ def test_parameters_start_as_torchs_layers_do():
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert tensor.shape == theirs[name].shape, name
-        # a bias of zeros, the norms
-        if theirs[name].numel() == 1 or theirs[name].unique().numel() == 1:
+        if theirs[name].unique().numel() == 1:  # biases of zeros, the norms
             assert torch.equal(tensor, theirs[name]), name
-            continue
-        layers = tensor.unbind() if tensor.ndim == 3 else [tensor]
-        their_layers = theirs[name].unbind() if tensor.ndim == 3 else [theirs[name]]
-        assert len({layer.sum().item() for layer in layers}) == len(layers), name
-        for layer, their_layer in zip(layers, their_layers, strict=True):
-            size = layer.numel()
-            assert abs(layer.mean()) < 6 / size**0.5 * layer.std(), name
-            deviation, bound = (float(their_layer.std()), float(their_layer.abs().max()))
-            assert float(layer.std()) == pytest.approx(deviation, rel=6 / size**0.5), name
-            if name != "hdm.query":  # uniform: the bounds are the same
-                assert float(layer.abs().max()) == pytest.approx(bound, rel=20 / size), name
-    query, largest = hdm.query.detach(), float(hdm.in_proj_weight.detach().abs().max())
-    assert float(query.std()) == pytest.approx(256**-0.5, rel=6 / (2 * query.numel()) ** 0.5)
-    # Xavier's bound of one attention, not of all seven stacked
-    assert largest == pytest.approx((6 / (256 + 3 * 256)) ** 0.5, rel=0.01)
-
-
-@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("mode", MODES)
-def test_mixed_precision_is_near(mode, precision):
-    torch.manual_seed(shift_seed())
-    plain = Fusion(128, 4, dropout=0.0).train(mode == "train")
-    with torch.no_grad():  # gates and experts that matter
-        for name, parameter in plain.named_parameters():
-            parameter.mul_(5 if name.endswith("_token") else 1)
-    ours = make_ours(plain, dropout=0.0)
-    tokens = random_tokens(128, 8, 16, dtype=torch.float32)
-    exact = ({name: tensor.double() for name, tensor in each.items()} for each in tokens)
-    with torch.no_grad():
-        expected = plain.double()(*exact)
-    with torch.autocast("cpu", precision):
-        actual = run(ours, *tokens)
-    # Inputs, weights and results of some ten products are rounded, sums are in float32.
-    assert_close(actual.float(), expected, *30 * (1,), dtype=precision)
-    assert relative_error(actual.float(), expected) > 1e-5
-    actual.float().square().sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
+        else:
+            expected = pytest.approx(float(theirs[name].std()), rel=6 / tensor.numel() ** 0.5)
+            assert float(tensor.std()) == expected, name

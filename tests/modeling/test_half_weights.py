@@ -9,9 +9,7 @@ from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.backbones.half_weights import half_weights
-from vit_slim.scores import Supervised
 from vit_slim.scores.base import Score
-from vit_slim.stage import Slimming
 
 
 def make_network():
@@ -91,15 +89,3 @@ def test_a_score_may_compute_outside_autocast():
         assert network[0].weight.dtype == torch.bfloat16
         network[1].score(network[0](torch.ones(2, 4, 16)), None).sum().backward()
     assert all(weight.grad is not None for weight in network.parameters())
-
-
-def test_scores_that_run_under_autocast_alone_are_cast_for_inference():
-    """One of the user's is neither cast nor copied: it may hold what cannot be."""
-    theirs, ours = Precise(), Supervised(16, (1, 4), modalities=("RGB",))
-    theirs.last = theirs.linear(torch.ones(1, 16))
-    slimming = Slimming((0, 1), (0.5, 0.5), (theirs, ours)).eval()
-    half = slimming.cast_for_inference(torch.bfloat16)
-    assert half.scores[0] is theirs and not half.training
-    dtypes = [[each.dtype for each in scorer.parameters()] for scorer in (*half.scores, ours)]
-    assert dtypes[0] == 2 * [torch.float32] and dtypes[2] == 6 * [torch.float32]
-    assert dtypes[1] == 2 * [torch.float32] + 4 * [torch.bfloat16]

@@ -4,19 +4,16 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from commands import CONFIG, FUSION, cli_args_for, near, parse_table, read_cases, table_rows
+from commands import FUSION, near, parse_table, read_cases, table_rows
 from golden_cases import relative_error
 from numeric import assert_close, shift_seed
 from return_patterns import expected_patterns
-from tiny import CAMERAS, SHALLOW, clear, exact, pairs, random_images, tiny_cfg, tiny_model
+from tiny import CAMERAS, SHALLOW, clear, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError, load_cfg
-from demo_sdtps.datasets import loaders, read_splits
-from demo_sdtps.evaluation.extraction import extract_features, extract_patterns, missing_cases
-from demo_sdtps.modeling import make_model
+from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
+from demo_sdtps.evaluation.extraction import extract_patterns, missing_cases
 from demo_sdtps.modeling.modalities import is_missing
-from tests.reference import sdtps as reference
 from tests.reference.fusion import MODALITIES_OF
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -32,9 +29,6 @@ MODELS = {
     "class tokens": (("MODEL.GLOBAL_LOCAL", "False"), True),
 }
 SLOWEST = "SDTPS, not guided by missing"
-GUIDED = pytest.mark.parametrize(
-    "is_guided", [True, False], ids=["guided by missing", "not guided by missing"]
-)
 GUIDE = "MODEL.SDTPS_GUIDE_MISSING"
 
 
@@ -101,32 +95,6 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
     assert all(torch.equal(one, other) for one, other in zip(*actual, strict=True))
 
 
-@GUIDED
-@pytest.mark.parametrize("miss", ["n", "rt"])
-@torch.no_grad()
-def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
-    missing = frozenset(MISSING[miss])
-    model, images, cameras = clear(
-        lambda attempt: (
-            tiny_model(GUIDE, is_guided, seed=100 * attempt).eval(),
-            *random_images(6 + 100 * attempt, batch=1),
-        ),
-        [missing],
-    )
-    exact_model, exact_images = exact(model, with_zeros(images, missing))
-    context = exact_model.forward_features(exact_images, cameras).context
-    unguided = [] if is_guided else [MODALITIES.index(modality) for modality in missing]
-    tokens = [
-        [by_modality[modality] for modality in MODALITIES]
-        for by_modality in (context.tokens, context.global_feats)
-    ]
-    slimmed, _ = reference.sdtps(
-        exact_model.sdtps.state_dict(), *tokens, 0.5, 0.4, 0.25, missing=unguided
-    )
-    (actual,) = extract_patterns(model, images, cameras, [missing])
-    assert_close(actual[2], torch.cat([output.mean(dim=1) for output in slimmed], 1), *SHALLOW)
-
-
 def backbone_inputs(model, call):
     """The images that a call sends through the backbone, one by one."""
     images = []
@@ -174,37 +142,6 @@ def test_every_image_passes_the_backbone_once(cases):
     assert len(inputs) - len(zeros) == len(needed) * batch
     assert len(zeros) <= len(MODALITIES) * CAMERAS
     assert bool(zeros) == any(cases)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("TEST.MISS", "nothing"), ("TEST.MISS", "rt"), ("TEST.NECK_FEAT", "after")],
-    ids=" ".join,
-)
-@torch.no_grad()
-def test_the_options_of_an_evaluation(options, tiny_root):
-    """TEST.MISS and TEST.NECK_FEAT act on extracted features alone; images that are missing are not encoded."""
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *options)[2:])
-    loader = loaders.test_loader(cfg, read_splits(cfg, ("query",))["query"])
-    torch.manual_seed(shift_seed())
-    model = make_model(cfg, 5, CAMERAS).eval()
-    batch = next(loaders.batches(loader))
-    images, cameras = batch.images, batch.cameras
-    missing = frozenset(MISSING.get(cfg.TEST.MISS, []))
-    (expected,) = extract_patterns(model, images, cameras, [missing], cfg.TEST.NECK_FEAT)
-    extracted = []
-    inputs = backbone_inputs(model, lambda: extracted.extend(extract_features(cfg, model, loader)))
-    assert len(extracted) == 1 and list(extracted[0]) == list(expected)
-    for pattern, feature in extracted[0].items():
-        assert torch.equal(feature[: len(cameras)], expected[pattern])
-        assert (
-            feature.untyped_storage().data_ptr() == extracted[0][3].untyped_storage().data_ptr()
-        ), "held once"
-    for modality, image in images.items():
-        assert any(torch.equal(image[0], other) for other in inputs) == (modality not in missing)
-    (complete,) = extract_patterns(model, images, cameras, [frozenset()])
-    assert torch.equal(model(images, cameras, return_pattern=2), complete[2])
-    assert torch.equal(complete[3], expected[3]) == (options[1] == "nothing")
 
 
 def test_one_table_of_all_cases(fused_words, success, tmp_path):

@@ -5,7 +5,6 @@ from functools import lru_cache, partial
 
 import huggingface_hub
 import pytest
-import timm
 import torch
 from timm.models.vision_transformer import _convert_openai_clip
 from tiny import CAMERAS
@@ -20,7 +19,7 @@ from weight_files import (
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.backbones import make_backbone
-from demo_sdtps.modeling.checkpoints.pretrained import HUB_TAGS, load_pretrained, resize_position
+from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained, resize_position
 
 pytestmark = pytest.mark.usefixtures("shallow")
 BLOCKS = 2
@@ -165,22 +164,6 @@ def test_another_model_of_which_most_fits_is_refused(kind, make, reason, tmp_pat
     assert torch.equal(
         backbone.vit.blocks[0].mlp.fc1.weight.view(torch.int32), before.view(torch.int32)
     )
-
-
-# timm's hub, of which nothing may be reached here
-
-
-@pytest.mark.parametrize("name", HUB_TAGS)
-def test_tags_on_the_hub_are_named_and_free(name):
-    """timm's default for CLIP's name is another model under a licence without commerce."""
-    tag = timm.models.get_pretrained_cfg(HUB_TAGS[name])
-    assert tag.tag and tag.hf_hub_id.startswith("timm/") and tag.license in ("apache-2.0", "mit")
-    assert tag.architecture == (TIMMS_CLIP if name == CLIP else name) and tag.input_size == (
-        3,
-        224,
-        224,
-    )
-    assert (tag.tag == "openai") == (name == CLIP)
 
 
 def test_hub_with_weights_that_were_downloaded_before(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -103,15 +102,6 @@ def test_what_is_no_model_is_told(names, tmp_path, monkeypatch, command, name, p
     assert code == 2 and not stdout and stderr.count("\n") == 1
     assert stderr == f"{ONE_LINE}{error.value}\n"
     assert all(phrase in stderr for phrase in phrases), stderr
-
-
-def test_the_weights_alone_need_the_configuration(places, tiny_root, tmp_path, command):
-    weights = Path(shutil.copy(places / "saved" / "model.safetensors", tmp_path))
-    words = cli_args_for(tiny_root, *SLIM, "--weight", weights)
-    assert "hold no configuration" in command(test_net.main, "--weight", weights)[2]
-    assert command(test_net.main, *words)[0] == 0
-    weights.write_bytes(weights.read_bytes()[:1000])
-    assert "cannot be read" in command(test_net.main, *words)[2]
 
 
 def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):

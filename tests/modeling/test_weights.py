@@ -13,110 +13,7 @@ from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import from_demo, load_file, to_demo, unknown_names
 from tests.reference.fusion import MODALITIES_OF, Fusion
 
-CLIP_NAMES = {
-    "conv1.weight": "patch_embed.proj.weight",
-    "class_embedding": "cls_token",
-    "positional_embedding": "pos_embed",
-    "ln_pre.weight": "norm_pre.weight",
-    "ln_pre.bias": "norm_pre.bias",
-    "transformer.resblocks.0.ln_1.weight": "blocks.0.norm1.weight",
-    "transformer.resblocks.0.attn.in_proj_weight": "blocks.0.attn.qkv.weight",
-    "transformer.resblocks.0.attn.in_proj_bias": "blocks.0.attn.qkv.bias",
-    "transformer.resblocks.0.attn.out_proj.weight": "blocks.0.attn.proj.weight",
-    "transformer.resblocks.11.ln_2.bias": "blocks.11.norm2.bias",
-    "transformer.resblocks.11.mlp.c_fc.weight": "blocks.11.mlp.fc1.weight",
-    "transformer.resblocks.11.mlp.c_proj.bias": "blocks.11.mlp.fc2.bias",
-    "ln_post.weight": "norm.weight",
-    "ln_post.bias": "norm.bias",
-    "proj": "head.weight",
-}
-
-
-def backbone_names(camera, names):
-    """DeMo's names of a backbone and of its camera embedding → ours."""
-    inner = {f"BACKBONE.base.{theirs}": f"backbone.vit.{ours}" for theirs, ours in names.items()}
-    return {camera: "backbone.camera_embedding", **inner}
-
-
-CLIP_BACKBONE = backbone_names("BACKBONE.cv_embed", CLIP_NAMES)
-TIMM_NAMES = [*CLIP_NAMES.values(), "patch_embed.proj.bias"]
-IMAGENET_BACKBONE = backbone_names(
-    "BACKBONE.base.sie_embed", {name: name for name in TIMM_NAMES if name != "head.weight"}
-)
-HEADS = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
-LAYERS = [
-    f"bottleneck.{leaf}" for leaf in ("weight", "bias", "running_mean", "num_batches_tracked")
-]
-GATES = {
-    "linear_re.0.weight": "gate.0.weight",
-    "linear_re.0.bias": "gate.0.bias",
-    "linear_re.2.running_var": "gate.2.running_var",
-    "linear_re.2.num_batches_tracked": "gate.2.num_batches_tracked",
-    "q_.weight": "query.weight",
-    "k_.weight": "key.weight",
-}
-REST = {
-    **{
-        layer.replace(".", f"{suffix}."): f"heads.{head}.{layer}"
-        for suffix, head in HEADS.items()
-        for layer in (*LAYERS, "classifier.weight")
-    },
-    **{
-        f"{stem}_reduce.{leaf}": f"pife.reduce.{modality}.{leaf}"
-        for stem, modality in (("rgb", "RGB"), ("nir", "NI"), ("tir", "TI"))
-        for leaf in ("0.weight", "1.bias")
-    },
-    **{
-        f"generalFusion.moe.gating_network.gate.{theirs}": f"atmoe.{ours}"
-        for theirs, ours in GATES.items()
-    },
-    "sdtps.nir_aggr.weight.1.weight": "sdtps.nir_aggr.weight.1.weight",
-    "sdtps.rgb_sparse.score_predictor.0.bias": "sdtps.rgb_sparse.score_predictor.0.bias",
-}
-UNKNOWN = (
-    *("generalFusion.other_token", "bottleneck_new.weight", "classifier_r2.weight"),
-    *("logit_scale", "rgb_reduced.0.weight"),
-)
-SHAPES = {
-    "BACKBONE.base.class_embedding": (6,),
-    "BACKBONE.base.positional_embedding": (10, 6),
-    "BACKBONE.base.conv1.weight": (6, 3, 2, 2),
-    "BACKBONE.base.proj": (6, 4),
-    "BACKBONE.base.cls_token": (1, 1, 6),
-    "BACKBONE.base.pos_embed": (1, 10, 6),
-}
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
-
-
-def random_weights(names, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.tensor(7)
-        if name.endswith("tracked")
-        else torch.randn(
-            SHAPES.get(name, (3, 4) if name.endswith("weight") else (5,)), generator=generator
-        )
-        for name in names
-    }
-
-
-@pytest.mark.parametrize("backbone", [CLIP_BACKBONE, IMAGENET_BACKBONE], ids=["CLIP", "ImageNet"])
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_demos_names_and_back(backbone, prefix):
-    names = backbone | REST | {name: name for name in UNKNOWN}
-    theirs = random_weights(names, seed=1)
-    ours = from_demo({prefix + name: tensor for name, tensor in theirs.items()})
-    assert list(ours) == list(names.values())
-    for name, tensor in theirs.items():
-        if name in ("BACKBONE.base.class_embedding", "BACKBONE.base.positional_embedding"):
-            tensor = tensor.reshape(1, -1, 6)
-        assert torch.equal(ours[names[name]], tensor.T if name.endswith("base.proj") else tensor), (
-            name
-        )
-        assert ours[names[name]].is_contiguous()
-
-    assert unknown_names(ours) == list(UNKNOWN)
-    assert_same(to_demo(ours), theirs)
 
 
 def assert_same(actual, expected):
@@ -192,8 +89,7 @@ def test_a_fusion_that_is_not_whole_is_reported(tmp_path):
         read_checkpoint(tmp_path / "broken.pth")
 
 
-@pytest.mark.parametrize("without_weights", [False, True])
-def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path, without_weights):
+def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):
     """Anywhere in a file: torch itself reads other weights from most places."""
     path, draws = tmp_path / "flipped.pth", numpy_generator(3)
     content = {"model": tiny_model().state_dict(), "config": "MODEL: {}"}
@@ -202,7 +98,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path, without_weights):
     for _ in range(60):
         damage(path, draws, zeroes=False)
         try:
-            loaded = load_file(path, without_weights)
+            loaded = load_file(path)
         except ValueError:
             refused += 1
         else:  # between the entries
