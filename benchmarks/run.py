@@ -43,7 +43,6 @@ TOPICS = {  # description; function from `quick` and device to rows
     "ranking": ("mAP and CMC", "ranking:ranking_rows"),
     "reranking": ("k-reciprocal re-ranking", "ranking:reranking_rows"),
     "search": ("exact search in a million gallery samples", "search:search_rows"),
-    "approximate": ("approximate search in 200,000", "search:approximate_rows"),
 }
 
 

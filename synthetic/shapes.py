@@ -4,71 +4,28 @@ The shapes of a scene have different colours and positions. A caption names two 
 which nearly always identifies the scene among a few hundred; a long caption names everything.
 """
 
-import argparse
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from demo_sdtps.runtime.progress import progress
-from synthetic import shapes
+from synthetic import read_tables
 
-SHAPES_VERSION = 1  # incremented whenever the same seed gives other images or captions
-MINIMUM_SIDE = 32  # least side in pixels at which a small star is recognisable
-
-SHAPE_COLOURS = {
-    "red": (214, 40, 40),
-    "orange": (245, 138, 30),
-    "yellow": (245, 215, 50),
-    "green": (50, 155, 60),
-    "cyan": (70, 205, 215),
-    "blue": (45, 80, 200),
-    "purple": (130, 50, 165),
-    "pink": (245, 130, 185),
-}
-BACKGROUNDS = {
-    "white": (240, 240, 238),
-    "grey": (140, 142, 145),
-    "black": (28, 28, 30),
-    "brown": (112, 84, 62),
-}
-SIZES = {"small": 0.105, "large": 0.16}  # radius over the image's side
-TEXTURES = {"plain": 0.5, "striped": 0.25, "dotted": 0.25}  # rates
-PLACES = {
-    "in the top left corner": (0, 0),
-    "at the top": (0, 1),
-    "in the top right corner": (0, 2),
-    "on the left": (1, 0),
-    "in the centre": (1, 1),
-    "on the right": (1, 2),
-    "in the bottom left corner": (2, 0),
-    "at the bottom": (2, 1),
-    "in the bottom right corner": (2, 2),
-}
-"""Row and column of a grid of three by three."""
-NUMBER_WORDS = {2: "two", 3: "three", 4: "four"}
+FOLDER, TEXT_TOWER = "shapes", "bert"
+VERSION = 1  # incremented whenever the same seed gives other images or captions
+TABLES = read_tables("shapes")
+SHAPE_COLOURS, BACKGROUNDS = TABLES["colours"], TABLES["backgrounds"]
+SIZES, TEXTURES, PLACES = TABLES["sizes"], TABLES["textures"], TABLES["places"]
+NUMBER_WORDS, BERT = TABLES["numbers"], TABLES["bert"]
+SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SUPERSAMPLING = 3
 TEXTURE_SHADE = 0.45  # of the colour: stripes and dots are dark, on every background
 GRAIN = 5  # standard deviation of the noise, in grey levels
-
-SENTENCES = (
-    "{a} and {b}",
-    "there is {a} and {b}",
-    "the picture shows {a} and {b}",
-    "you can see {a} with {b}",
-    "{number} shapes , one of them is {a} and another is {b}",
-)
-RELATED = (
-    "{a} {relation} {b}",
-    "there is {a} {relation} {b}",
-    "the picture shows {a} {relation} {b}",
-)
-OF_THREE = ("{a} , {b} and {c}", "there are {number} shapes , among them {a} , {b} and {c}")
-LONG = "there are {number} shapes on a {background} background . {shapes} ."
 
 
 @dataclass(frozen=True)
@@ -110,7 +67,9 @@ def long_caption(scene: Scene) -> str:
     """Text that names every attribute of every shape, and the background."""
     nouns = (f"{_noun(shape, size=True, texture=True)} is {shape.place}" for shape in scene.shapes)
     number = NUMBER_WORDS[len(scene.shapes)]
-    return LONG.format(number=number, background=scene.background, shapes=" , ".join(nouns))
+    return TABLES["long"].format(
+        number=number, background=scene.background, shapes=" , ".join(nouns)
+    )
 
 
 def short_captions(scene: Scene, number: int, rng: np.random.Generator) -> list[str]:
@@ -128,15 +87,15 @@ def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
         # Three colours and kinds with one more word each identify a scene.
         extra = ("size", "texture")
         a, b, c = (_noun(shape, **{_choice(rng, extra): True}) for shape in shapes[:3])
-        return _choice(rng, OF_THREE).format(a=a, b=b, c=c, number=number)
+        return _choice(rng, TABLES["of_three"]).format(a=a, b=b, c=c, number=number)
     first, second = shapes[:2]
     if kind < 0.6:
-        relation, sentence = _choice(rng, relations(first, second)), _choice(rng, RELATED)
+        relation, sentence = _choice(rng, relations(first, second)), _choice(rng, TABLES["related"])
         return sentence.format(a=_describe(first, rng), b=_describe(second, rng), relation=relation)
     # The first of the two always with its position, the second sometimes.
     rates = ((first, 1), (second, 0.4))
     a, b = (_describe(shape, rng, rng.random() < rate) for shape, rate in rates)
-    return _choice(rng, SENTENCES).format(a=a, b=b, number=number)
+    return _choice(rng, TABLES["sentences"]).format(a=a, b=b, number=number)
 
 
 def _describe(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
@@ -221,61 +180,39 @@ OUTLINES = {  # polygons of radius about 1 that are drawn (1) or cut out (0) in 
 }
 
 
-def _vocabulary() -> tuple[str, ...]:
-    places = [Shape("", "", "", "", place) for place in PLACES]
-    related = [relation for a, b in permutations(places, 2) for relation in relations(a, b)]
-    templates = (*SENTENCES, *RELATED, *OF_THREE, LONG)
-    attributes = (*SHAPE_COLOURS, *BACKGROUNDS, *SIZES, *TEXTURES, *OUTLINES, *PLACES)
-    phrases = (*templates, *related, *attributes, *NUMBER_WORDS.values(), "a an is")
-    return tuple(sorted({word for word in " ".join(phrases).split() if not word.startswith("{")}))
+def vocabulary() -> list[str]:
+    """All words of the captions, in the order of the alphabet."""
+    templates = *TABLES["sentences"], *TABLES["related"], *TABLES["of_three"], TABLES["long"]
+    attributes = *SHAPE_COLOURS, *BACKGROUNDS, *SIZES, *TEXTURES, *OUTLINES, *PLACES
+    others = "a an is two three four next to below above to the right of to the left of"
+    phrases = *templates, *attributes, others
+    return sorted({word for word in " ".join(phrases).split() if not word.startswith("{")})
 
 
-CAPTION_WORDS = _vocabulary()
-
-
-TEXT_TOWER = "bert"
-# each split and the flag of its number of images
-SPLIT_SIZES = {"train": "images", "dev": "dev_images", "test": "test_images"}
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-BERT = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
-    "max_position_embeddings": 128,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-TOKENIZER = {
-    "tokenizer_class": "BertTokenizer",
-    "do_lower_case": True,
-    "model_max_length": BERT["max_position_embeddings"],
-}
-
-
-def write_captioned(folder: Path, options: argparse.Namespace) -> None:
-    """Write images and captions of all splits, and the text tower."""
+def write_captioned(folder: Path, captions: int, size: int, seed: int, **images: int) -> None:
+    """Write images of `size` pixels and captions of all splits, and the text tower; `images` are numbers by SPLITS' flags."""
     from seps.captions import IMAGES, MAPPING  # which imports torch
 
     (folder / IMAGES).mkdir()
     mapping: dict[str, str] = {}
-    for number, (split, flag) in enumerate(SPLIT_SIZES.items()):
-        captions, ids, dense = [], [], []
-        for index in progress(range(getattr(options, flag)), f"drawing {split}", unit="image"):
-            rng = np.random.default_rng([options.seed, number, index])
-            scene = shapes.random_scene(rng)
+    for number, (split, flag) in enumerate(SPLITS.items()):
+        lines: dict[str, list[str]] = {"caps.txt": [], "ids.txt": [], "dense.jsonl": []}
+        for index in progress(range(images[flag]), f"drawing {split}", unit="image"):
+            rng = np.random.default_rng([seed, number, index])
+            scene = random_scene(rng)
             image_id = str(len(mapping))
             mapping[image_id] = f"{split}_{index:06d}.jpg"
-            image = Image.fromarray(shapes.draw_scene(scene, options.size, rng))
+            image = Image.fromarray(draw_scene(scene, size, rng))
             # The usual chroma subsampling would blur the edges of small shapes.
             image.save(folder / IMAGES / mapping[image_id], quality=92, subsampling=0)
-            captions += shapes.short_captions(scene, options.captions, rng)
-            ids.append(image_id)
-            dense.append(json.dumps({"id": image_id, "caption": shapes.long_caption(scene)}))
-        for name, lines in (("caps.txt", captions), ("ids.txt", ids), ("dense.jsonl", dense)):
-            write_text(folder / f"{split}_{name}", "\n".join(lines))
+            lines["caps.txt"] += short_captions(scene, captions, rng)
+            lines["ids.txt"].append(image_id)
+            long = {"id": image_id, "caption": long_caption(scene)}
+            lines["dense.jsonl"].append(json.dumps(long))
+        for name, texts in lines.items():
+            write_text(folder / f"{split}_{name}", "\n".join(texts))
     write_text(folder / MAPPING, json.dumps(mapping, indent=0))
-    write_tower(folder / TEXT_TOWER, options.seed)
+    write_tower(folder / TEXT_TOWER, seed)
 
 
 def write_text(file: Path, text: str) -> None:
@@ -290,14 +227,14 @@ def write_tower(folder: Path, seed: int) -> None:
     from transformers import AutoTokenizer, BertConfig, BertModel
 
     folder.mkdir()
-    vocabulary = (*SPECIAL, *shapes.CAPTION_WORDS)
-    write_text(folder / "vocab.txt", "\n".join(vocabulary))
+    words = (*SPECIAL, *vocabulary())
+    write_text(folder / "vocab.txt", "\n".join(words))
     # Every release of transformers makes a tokenizer of these two files; the constructors differ between releases.
-    write_text(folder / "tokenizer_config.json", json.dumps(TOKENIZER))
+    write_text(folder / "tokenizer_config.json", json.dumps(TABLES["tokenizer"]))
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        tower = BertModel(BertConfig.from_dict({"vocab_size": len(vocabulary), **BERT}))
+        tower = BertModel(BertConfig.from_dict({"vocab_size": len(words), **BERT}))
     tower.config.save_pretrained(folder)
     # Same file as the model's save_pretrained, without its progress bar.
     save_file(tower.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,13 +1,13 @@
 """Synthetic data sets of triplets, whatever they show: identities by their looks, rendering, and the files."""
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,10 @@ from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.runtime.progress import progress
-from synthetic.scene import CAMERAS, Camera, Canvas
+from synthetic.scene import CAMERAS, Canvas, draw_background
 
 FOLDER, SPLITS = "RGBNT201", ("train_171", "test")
-MINIMUM_SIZE = (32, 16)  # least height and width in pixels
 SUPERSAMPLING = 2
-# images by modality, (height, width, 3) uint8, and the bool mask (height, width) of the object
-Triplet = tuple[dict[str, np.ndarray], np.ndarray]
 # of a material's numbers
 CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))
 # factor of the light at night, by channel; NI has its own lamp and TI needs none
@@ -32,11 +29,8 @@ NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
 def choose_looks(number: int, seed: int, shape: Sequence[int]) -> list[list[int]]:
     """`number` different combinations of looks: indices into tables of the lengths `shape`. Every second one differs from its
     predecessor in a single look, each of them in turn: all are needed."""
-    if number > prod(shape):
-        raise UserError(
-            f"{number} identities were asked for in all, but there are no more than "
-            f"{prod(shape)} combinations of looks; ask for fewer (--identities, --test_identities)."
-        )
+    if number > (most := prod(shape)):
+        raise UserError(f"There are only {most} combinations of looks; ask for fewer identities.")
     rng = np.random.default_rng([seed, 0])
     looks = np.indices(shape).reshape(len(shape), -1).T
     free = np.ones(len(looks), bool)
@@ -57,21 +51,31 @@ def choose_looks(number: int, seed: int, shape: Sequence[int]) -> list[list[int]
     return looks[chosen].tolist()
 
 
-def is_night(camera: int, rng: Generator) -> bool:
-    """Whether the next image of camera 0, 1, … is taken at night."""
-    return bool(rng.random() < CAMERAS[camera].night_rate)
+def draw(
+    draw_object: Callable[..., None],
+    identity: Any,
+    camera: SimpleNamespace,
+    night: bool,
+    size: tuple[int, int],
+    rng: Generator,
+    loose: bool = False,
+) -> dict[str, np.ndarray]:
+    """Images (height, width, 3) uint8 by modality of one identity, which `draw_object` draws. With the same state of `rng` two
+    identities have the same surroundings, pose and noise. A `loose` one stands anywhere in the same surroundings, at half to
+    full height."""
+    # Separate streams, so that the draws of one part do not change those of another.
+    scene, stance, front, sensor = rng.spawn(4)
+    canvas = Canvas(*(SUPERSAMPLING * side for side in size))
+    draw_background(canvas, camera, night, scene)
+    draw_object(canvas, identity, night, loose, [scene, stance, front])
+    materials = np.array(canvas.materials, np.float32)[canvas.labels()]
+    # The mean over the supersampled pixels: (S H, S W, C) → (H, W, C).
+    blocks = materials.reshape(size[0], SUPERSAMPLING, size[1], SUPERSAMPLING, -1)
+    return expose(blocks.mean((1, 3)), camera, night, sensor)
 
 
-def render(canvas: Canvas, subject: range, camera: int, night: bool, rng: Generator) -> Triplet:
-    """The canvas in camera 0, 1, …, and the mask of the labels `subject`."""
-    labels = canvas.labels()
-    light = _pool(np.array(canvas.materials, np.float32)[labels])
-    coverage = _pool(np.isin(labels, subject)[..., None].astype(np.float32))[..., 0]
-    return _expose(light, CAMERAS[camera], night, rng), coverage > 0.5
-
-
-def _expose(
-    light: np.ndarray, camera: Camera, night: bool, rng: Generator
+def expose(
+    light: np.ndarray, camera: SimpleNamespace, night: bool, rng: Generator
 ) -> dict[str, np.ndarray]:
     """Render the channels by the camera: (H, W, 5) float → {modality: (H, W, 3) uint8}."""
     height, width, _ = light.shape
@@ -102,73 +106,53 @@ def _smooth_noise(height: int, width: int, cells: int, rng: Generator) -> np.nda
     return np.asarray(Image.fromarray(knots).resize((width, height), Image.Resampling.BICUBIC))
 
 
-def _pool(fine: np.ndarray) -> np.ndarray:
-    """Mean over the supersampled pixels: (S H, S W, C) → (H, W, C)."""
-    factor, (height, width, channels) = SUPERSAMPLING, fine.shape
-    blocks = fine.reshape(height // factor, factor, width // factor, factor, channels)
-    return blocks.mean((1, 3))
-
-
 def write_data_set(
     folder: Path,
     kind: ModuleType,
     identities: int,
     test_identities: int,
-    images_per_camera: int,
     seed: int,
     skip_identities: int = 0,
     workers: int = 1,
     **drawing: Any,
 ) -> dict[str, int]:
     """Write triplets in the layout of RGBNT201, drawn by `workers` processes → the number of triplets in each split.
-    `kind` is the module of what is drawn, pedestrians or vehicles: `make_identities(number, seed)` and `draw_triplet`.
+    `kind` is the module of what is drawn, pedestrians or vehicles: `make_identities(number, seed)` and `draw_object`.
     `skip_identities` leaves out the first ones of the seed; `drawing` are the other arguments of `write_identity`."""
-    number = skip_identities + identities + test_identities
-    objects = kind.make_identities(number, seed)[skip_identities:]
-    for split in SPLITS:
-        for name in MODALITIES:
-            (folder / split / name).mkdir(parents=True)
-    numbered = enumerate(objects, start=skip_identities + 1)
-    tasks = [(folder / SPLITS[n > skip_identities + identities], n, one) for n, one in numbered]
-    drawing |= {"images_per_camera": images_per_camera, "seed": seed}
-    write_one = partial(write_identity, kind.draw_triplet, **drawing)
-    for _ in progress(_map(write_one, tasks, workers), "drawing", len(tasks), unit="identity"):
-        pass
-    per_identity = len(CAMERAS) * images_per_camera
-    counts = (identities * per_identity, test_identities * per_identity)
+    last = skip_identities + identities
+    objects = kind.make_identities(last + test_identities, seed)
+    for split, modality in product(SPLITS, MODALITIES):
+        (folder / split / modality).mkdir(parents=True)
+    numbered = [*enumerate(objects, start=1)][skip_identities:]
+    tasks = [(folder / SPLITS[number > last], number, one) for number, one in numbered]
+    write_one = partial(write_identity, kind.draw_object, seed=seed, **drawing)
+    # Worker processes ignore Ctrl-C: this one ends them and removes their files. The executor reports a worker that is killed,
+    # for lack of memory, where multiprocessing.Pool waits for ever.
+    count, ignored = min(workers, len(tasks)), (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(count, initializer=signal.signal, initargs=ignored) as pool:
+        drawn = map(write_one, tasks) if workers == 1 else pool.map(write_one, tasks)
+        for _ in progress(drawn, "drawing", len(tasks), unit="identity"):
+            pass
+    per_identity = len(CAMERAS) * drawing["images_per_camera"]
+    counts = identities * per_identity, test_identities * per_identity
     return dict(zip(SPLITS, counts, strict=True))
 
 
 def write_identity(
-    draw_triplet: Callable[..., Triplet],
+    draw_object: Callable[..., None],
     task: tuple[Path, int, Any],
     images_per_camera: int,
     height: int,
     width: int,
     seed: int,
-    quality: int = 92,
-    unaligned: bool = False,
+    loose: bool = False,
 ) -> None:
-    """Write `images_per_camera` images of one identity from each camera, by its folder and number; `quality` is JPEG's."""
+    """Write `images_per_camera` triplets of one identity from each camera, by its folder and number."""
     folder, number, identity = task
-    for camera, index in product(range(len(CAMERAS)), range(images_per_camera)):
-        rng = np.random.default_rng([seed, 2, number, camera, index])
-        night = is_night(camera, rng)
-        images, _ = draw_triplet(identity, camera, night, height, width, rng, unaligned)
-        name = f"{number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
+    for place, index in product(range(len(CAMERAS)), range(images_per_camera)):
+        rng, camera = np.random.default_rng([seed, 2, number, place, index]), CAMERAS[place]
+        night = bool(rng.random() < camera.night_rate)
+        name = f"{number:06d}_cam{place + 1}_{int(night)}_{index:02d}.jpg"
+        images = draw(draw_object, identity, camera, night, (height, width), rng, loose)
         for modality, image in images.items():
-            Image.fromarray(image).save(folder / modality / f"{name}.jpg", quality=quality)
-
-
-def _map(
-    write_one: partial[None], tasks: list[tuple[Path, int, Any]], workers: int
-) -> Iterator[None]:
-    """Draw the tasks in order. Worker processes ignore Ctrl-C: the parent ends them and removes their files."""
-    if workers == 1:
-        yield from map(write_one, tasks)
-        return
-    ignored = (signal.SIGINT, signal.SIG_IGN)
-    count = min(workers, len(tasks))
-    # which reports a worker that is killed, for lack of memory, where multiprocessing.Pool waits for ever
-    with ProcessPoolExecutor(count, initializer=signal.signal, initargs=ignored) as pool:
-        yield from pool.map(write_one, tasks)
+            Image.fromarray(image).save(folder / modality / name, quality=92)

@@ -21,7 +21,7 @@ from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.evaluation import draw_cross_modal
 from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
-from studies import deployed, figures, off_the_shelf, public_logs
+from studies import figures, off_the_shelf
 from studies.report import (
     difference_text,
     final_metric,
@@ -309,8 +309,6 @@ TABLES: dict[str, tuple[Callable[..., str], str]] = {
     **{name: (as_report, name) for name in BENCHMARKS},
     **{f"study {name}": (partial(study, name), f"results/{name}") for name in RESULTS},
     "demo": (demo, "results/demo"),
-    "public logs": (public_logs.means, "public_logs"),
-    "deployed": (deployed.table, "deployed"),
     "off the shelf": (off_the_shelf.table, "off_the_shelf"),
 }
 """By the names in the markers: how they are made, and the data, where these are one file."""

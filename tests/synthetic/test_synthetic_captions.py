@@ -14,7 +14,6 @@ from PIL import Image
 from seps.captions import read_image_texts
 from synthetic import commands as synthetic
 from synthetic.shapes import (
-    CAPTION_WORDS,
     NUMBER_WORDS,
     OUTLINES,
     PLACES,
@@ -27,6 +26,7 @@ from synthetic.shapes import (
     random_scene,
     relations,
     short_captions,
+    vocabulary,
 )
 
 SMALL = ["--images", "4", "--dev_images", "2", "--test_images", "3", "--size", "32"]
@@ -140,7 +140,7 @@ def test_the_tower_loads_and_knows_every_word(data, scenes):
     tokenizer = transformers.AutoTokenizer.from_pretrained(data / "bert")
     tower = transformers.BertModel.from_pretrained(data / "bert").eval()
     assert tokenizer.is_fast and tokenizer.pad_token_id == 0
-    assert tokenizer.vocab_size == len(CAPTION_WORDS) + 5
+    assert tokenizer.vocab_size == len(vocabulary()) + 5
     for scene, _, captions in scenes[:20]:
         for text in (*captions, long_caption(scene)):
             tokens = tokenizer(text)["input_ids"]
