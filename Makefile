@@ -49,7 +49,9 @@ $(INSTALLED): setup.py constraints.txt
 demo: setup
 	$(PY) -m synthetic --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
-	$(PY) -m demo_sdtps.commands report --overwrite --run runs/demo
+	$(PY) -m demo_sdtps.commands draw curves --overwrite --run runs/demo --output runs/demo/curves.png
+	$(PY) -m demo_sdtps.commands draw ranks --overwrite --weight runs/demo/last.pth --output runs/demo/ranks.png
+	$(PY) -m demo_sdtps.commands draw tokens --overwrite --weight runs/demo/last.pth --output runs/demo/tokens.png
 	$(PY) -m demo_sdtps.commands report --overwrite --run runs/demo --html runs/demo/report.html
 	$(PY) -m tools.tables --demo runs/demo
 

@@ -18,8 +18,6 @@ from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, markdown_table, read_records
 from demo_sdtps.plug_in.hosts import HOSTS
-from demo_sdtps.reports.evaluation import draw_cross_modal
-from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
 from studies import figures, off_the_shelf
 from studies.report import (
@@ -96,7 +94,7 @@ def main() -> None:
             temporary.write_text(texts[page], encoding="utf-8")
     for name, (draw, source) in FIGURES.items():
         draw(data(source), DOCS / "images" / f"{name}.png")
-        with dark():
+        with figures.dark():
             draw(data(source), DOCS / "images" / f"{name}_dark.png")
     cli.print_lines(*(f"{page}: written" for page in changed))
 
@@ -295,7 +293,6 @@ FIGURES: dict[str, tuple[Callable[[Any, Path], object], str]] = {
     "study_distill": (figures.draw_costs, "results/distill"),
     "study_slimming": (figures.draw_costs, "results/slimming"),
     "study_training": (figures.draw_training, "results/epochs"),
-    "demo_cross_modal": (draw_cross_modal, "cross_modal"),
 }
 """Of docs/images: NAME.png, and NAME_dark.png for dark pages: how they are drawn, and the data."""
 BENCHMARKS = (

@@ -18,22 +18,16 @@ COMMANDS = {
     "export": ("export:features", "write the features of a split as numpy arrays or Parquet"),
     "export onnx": ("export:onnx", "write the model as ONNX"),
     "export openvino": ("export:openvino", "write the model for OpenVINO"),
-    "report": ("evaluate:report", "images, table and page of a finished run"),
+    "report": ("evaluate:report", "table and page of finished runs"),
     "analyse": ("evaluate:analyse", "the numbers behind an evaluation"),
-    "draw tokens": ("draw:tokens", "draw which patches slimming and SDTPS keep"),
-    "draw ranks": ("draw:ranks", "draw rank lists"),
-    "draw embedding": ("draw:embedding", "draw the features as points"),
-    "draw curves": ("draw:curves", "draw the training curves of a run"),
+    "draw tokens": ("evaluate:draw_tokens", "draw which patches token pruning and SDTPS keep"),
+    "draw ranks": ("evaluate:draw_ranks", "draw rank lists"),
+    "draw embedding": ("evaluate:draw_embedding", "draw the features as points"),
+    "draw curves": ("evaluate:draw_curves", "draw the training curves of a run"),
     "flops": ("evaluate:flops", "parameters and multiply-accumulates of a model"),
-    "slim-curve": (
-        "evaluate:slim_curve",
-        "mAP against operations of a checkpoint slimmed without training",
-    ),
+    "slim-curve": ("evaluate:slim_curve", "mAP against operations, pruned without training"),
     "check": ("check_data", "counts of a data set beside the expected ones"),
-    "convert": (
-        "convert_checkpoint",
-        "rewrite a checkpoint in DeMo's names, in ours, or as a backbone",
-    ),
+    "convert": ("convert_checkpoint", "a checkpoint in DeMo's names, in ours, or as a backbone"),
 }
 """By name: the module here, with the function that is not its `main`, and what the command does; the first of two words names a
 group."""

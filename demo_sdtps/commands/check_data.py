@@ -52,7 +52,7 @@ def report_findings(
     decoded = "every" if arguments.decode else "without --decode, not every"
     cli.print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",
-        *count_table(findings),
+        count_table(findings["counts"], findings["expected"]),
         *findings["complete"],
         *findings["warnings"],
         *(f"WARNING: {sentence}" for sentence in findings["differences"]),

@@ -1,10 +1,11 @@
-"""Commands that inspect a trained model: analyse, report, slim-curve and flops."""
+"""Commands that inspect a trained model or a run: analyse, report, draw …, slim-curve and flops."""
 
 import argparse
 from pathlib import Path
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
+from demo_sdtps.config.common import EMBEDDING_METHODS
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
@@ -14,32 +15,24 @@ CLASSES, CAMERAS = 171, 4  # RGBNT201's
 
 def analyse() -> None:
     parser = flags.config_parser(
-        "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities, average precision of "
-        "every query and identity, mAP by camera of the query and of the gallery, rank lists, the worst queries, distances of "
-        "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file."
+        "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities and of every set of "
+        "modalities against every other, average precision of every query and identity, mAP by camera of the query and of the "
+        "gallery, rank lists, the worst queries, distances of positives and negatives, and the features in two dimensions "
+        "(PCA, t-SNE). docs/getting_started.md describes the file."
     )
     flags.add_return_pattern(parser, "features that are analysed")
     cli.add_output(parser, "--json", ".json", required=True, help="write the numbers to this file")
     add_limits(parser, "the file")
     arguments, cfg = flags.parse(parser)
     check_extra("demo-sdtps analyse", "report", {"sklearn": "scikit-learn"})
-    from demo_sdtps.evaluation.extraction import (
-        extract_features,
-        load_any_model_and_data,
-        missing_cases,
-    )
+    from demo_sdtps.evaluation.extraction import load_any_model_and_data
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.tables import missing_table, reid_caption
-    from demo_sdtps.reports.evaluation import analyse, analysis_case
+    from demo_sdtps.reports.run_report import analyse
 
-    analysis_case(cfg)
     model, splits = load_any_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    cases = missing_cases(model.modalities)
-    patterns = extract_features(cfg, model, data.loader, list(cases.values()))
-    features = dict(zip(cases, patterns, strict=True))
-    content = analyse(cfg, data, features, arguments.queries, arguments.points)
-    caption = reid_caption(cfg, data)
+    content, caption = analyse(cfg, model, data, arguments), reid_caption(cfg, data)
     write_json(arguments.json, {"caption": caption, **content})
     cli.print_lines(caption, missing_table(content["cases"]), arguments.json)
 
@@ -53,38 +46,114 @@ def add_limits(parser: argparse.ArgumentParser, where: str) -> None:
 
 def report() -> None:
     parser = flags.config_parser(
-        "Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print its table: mAP and "
-        "Rank-1/5/10 of the last epoch beside the untrained model's mAP; of several --run one table with operations, their "
-        "share of the dense model's, and mean and deviation over seeds. --html writes a page instead of the images, with rank "
-        "lists to filter (docs/getting_started.md).",
+        "Evaluate the last checkpoint of a finished run, and print its table: mAP and Rank-1/5/10 beside the untrained model's "
+        "mAP. Several --run are each evaluated on their own data, and printed below each other. --html writes a page with "
+        "training curves, rank lists to filter, kept patches and more (docs/getting_started.md).",
         weight="",
     )
     run = "the OUTPUT_DIR of a training"
     flags.add_stored(parser, "--run", "DIR", run, "OUTPUT_DIR", read_config, several=True)
-    cli.add_tables(parser)
-    cli.add_choice(parser, "--figures", cli.PICTURE, ".png", "suffix of the images")
-    cli.add_output(parser, "--html", ".html", help="write it, and more, as a page for browsers")
+    cli.add_output(parser, "--html", ".html", help="write a page for browsers to this file")
     add_limits(parser, "the page")
     cli.add_count(parser, "--thumbnails", 1200, "triplets whose images the page has, 7 kB each")
     flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.datasets.unreadable import print_left_out
-    from demo_sdtps.reports.finished_run import report_run
+    from demo_sdtps.reports.run_report import report_runs
 
-    report_run(arguments, cfg)
+    report_runs(arguments, cfg)
     print_left_out()
 
 
 def read_config(run: Path) -> StoredText:
-    from demo_sdtps.reports.evaluation import run_config
+    from demo_sdtps.reports.run_report import run_config
 
     return run_config(run)
 
 
+def draw_tokens() -> None:
+    parser = flags.config_parser(
+        "Draw triplets, and beside them the patches that every stage of token pruning and SDTPS keep; the others are covered.",
+        images=True,
+    )
+    cli.add_picture(parser, "tokens.png")
+    cli.add_count(parser, "--samples", 8, "triplets, spread over the split")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.evaluation.extraction import load_model_and_data
+    from demo_sdtps.reports.figures import check_selection, draw_tokens, spread
+
+    check_selection(cfg)
+    model, splits = load_model_and_data(cfg, ("query",))
+    samples = splits["query"]
+    shown = [samples[index] for index in spread(len(samples), arguments.samples)]
+    cli.print_lines(draw_tokens(cfg, model, shown, arguments.output))
+
+
+def draw_ranks() -> None:
+    parser = flags.config_parser(
+        "Draw queries and their best ten gallery triplets in all modalities, with their distances; hits have a ✓ and a green "
+        "frame, misses a ✗ and an orange one. Needs labels of identities: for images without, demo-sdtps search writes a page."
+    )
+    flags.add_return_pattern(parser, "features that are ranked")
+    cli.add_picture(parser, "ranks.png")
+    cli.add_count(parser, "--queries", 4, "queries, spread over the split")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
+    from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.reports.figures import draw_ranks, spread
+
+    model, splits = load_any_model_and_data(cfg)
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    (patterns,) = extract_features(cfg, model, data.loader)
+    features = patterns[cfg.TEST.RETURN_PATTERN]
+    # Spread over the split, which is ordered by identity, for different people and cameras.
+    shown = spread(len(data.query), arguments.queries)
+    cli.print_lines(draw_ranks(cfg, features, data, arguments.output, shown))
+
+
+def draw_embedding() -> None:
+    parser = flags.config_parser(
+        "Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
+        "SOLVER.SEED seeds the methods.",
+        images=True,
+    )
+    cli.add_choice(parser, "--method", EMBEDDING_METHODS, "pca")
+    flags.add_return_pattern(parser, "features that are drawn")
+    cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
+    cli.add_picture(parser, "embedding.png")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.datasets.loaders import test_loader
+    from demo_sdtps.evaluation.analysis import check_points, embed
+    from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
+    from demo_sdtps.evaluation.protocol import normalise
+    from demo_sdtps.reports.figures import draw_embedding, spread
+
+    model, splits = load_any_model_and_data(cfg)
+    samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
+    chosen = [samples[index] for index in spread(len(samples), arguments.points)]
+    check_points(len(chosen))
+    (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
+    normalised = normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy()
+    points = embed(normalised, arguments.method, cfg.SOLVER.SEED)
+    cli.print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))
+
+
+def draw_curves() -> None:
+    description = "Draw loss, accuracy, mAP and Rank-1 over the epochs of a run."
+    parser = argparse.ArgumentParser(description=description)
+    cli.add_path(parser, "--run", "DIR", "OUTPUT_DIR of a training")
+    cli.add_picture(parser, "curves.png")
+    arguments = cli.read_arguments(parser)
+    from demo_sdtps.reports.figures import draw_curves
+    from demo_sdtps.reports.run_report import evaluated_run
+
+    cli.print_lines(draw_curves(evaluated_run(arguments.run), arguments.output))
+
+
 def slim_curve() -> None:
     parser = flags.config_parser(
-        "Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained with: for each score "
-        "and setting the operations of the backbone against the dense model, and mAP and Rank-1 of TEST.RETURN_PATTERN."
+        "Evaluate a checkpoint with token pruning in the backbone (MODEL.SLIM_BLOCKS) that it was not trained with: for each "
+        "score and setting the operations of the backbone against the dense model, and mAP and Rank-1 of TEST.RETURN_PATTERN."
     )
     scores = "MODEL.SLIM_SCORE of each curve (default: saliency)"
     parser.add_argument("--scores", nargs="+", default=["saliency"], metavar="SCORE", help=scores)
@@ -100,9 +169,10 @@ def slim_curve() -> None:
         "--keep",
         nargs="+",
         type=share,
+        default=[0.65, 0.5],
         metavar="SHARE",
         help="share of the patches that each block of a setting keeps; every setting of --blocks with every share (default: "
-        "0.65 and 0.5, 0.6 and 0.45, 0.4 and 0.5)",
+        "0.65 and 0.5)",
     )
     cli.add_output(parser, "--output", *cli.PICTURE, help="draw the curve into this file")
     cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")

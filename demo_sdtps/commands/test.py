@@ -1,7 +1,7 @@
 """Evaluate a checkpoint: python test_net.py --weight runs/RGBNT201/DeMo_SDTPS/best.pth"""
 
 from demo_sdtps.commands import flags
-from demo_sdtps.config import UserError, cli
+from demo_sdtps.config import cli
 from demo_sdtps.runtime.files import write_json
 
 
@@ -19,7 +19,6 @@ def main() -> None:
         help="every set of modalities against every other, as matrices (equivalent to the key TEST.CROSS_MODAL)",
     )
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    cli.add_output(parser, "--output", *cli.PICTURE, help="draw the matrices of --cross_modal")
     flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.datasets.unreadable import print_left_out
@@ -33,19 +32,19 @@ def main() -> None:
         )
         from demo_sdtps.runtime.distributed import is_main
 
-        if arguments.output and not cfg.TEST.CROSS_MODAL:
-            raise UserError(
-                "--output draws the matrices of --cross_modal, which is not given; add it, or leave out --output."
-            )
         model, splits = load_any_model_and_data(cfg, several=True)
         data = make_test_data(cfg, splits["query"], splits["gallery"])
         caption = tables.reid_caption(cfg, data)
         if cfg.TEST.CROSS_MODAL:
             matrices = evaluate_cross_modal(cfg, model, data)
             if is_main():
-                from demo_sdtps.reports.evaluation import report_cross_modal
-
-                report_cross_modal(cfg, matrices, caption, arguments.json, arguments.output)
+                if arguments.json:
+                    how = {
+                        "return_pattern": cfg.TEST.RETURN_PATTERN,
+                        "distance": cfg.TEST.CROSS_MODAL_DISTANCE,
+                    }
+                    write_json(arguments.json, {"caption": caption, **how, "cross_modal": matrices})
+                cli.print_lines(caption, *tables.cross_modal_tables(cfg, matrices))
             print_left_out()
             return
         rankings = evaluate_reid(cfg, model, data)

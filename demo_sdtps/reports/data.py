@@ -1,7 +1,7 @@
-"""What demo-sdtps check finds in a data set for re-identification: counts by split, beside the published ones.
+"""What demo-sdtps check tells of a data set for re-identification: counts by split, beside the published ones.
 
 The counts of a split are "triplets", "identities", "cameras" and, with scenes in the protocol, "scenes"; those of "all" are of
-the distinct ones of all splits.
+the distinct triplets of all splits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,27 @@ from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_sampler
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
+from demo_sdtps.evaluation.tables import markdown_table
 
-Counts = Mapping[str, Mapping[str, int]]  # by split
-Findings = dict[str, Any]
-"""What is in a data set: its counts, the expected ones, differences and warnings in sentences, and what is complete."""
+Counts = Mapping[str, Mapping[str, int]]
+"""Counts by split and name."""
 
 
-def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
-    """Read the triplets of all splits as training does."""
+def check_triplets(cfg: CfgNode, decode: bool) -> dict[str, Any]:
+    """Read the triplets of all splits as training does, and with `decode` every image. → "counts" and "expected" counts, their
+    "differences", "warnings" and how "complete" the triplets are, in sentences."""
     splits = read_splits(cfg)
     matched = count_matched(cfg, splits["query"], splits["gallery"])
     train_sampler(cfg, [sample.identity for sample in splits["train"]])
     if decode:
         verify(path for samples in splits.values() for sample in samples for path in sample.files)
-    counts, expected = count_splits(splits, find_reader(cfg).by_scene), published_counts(cfg)
+    distinct = {sample for samples in splits.values() for sample in samples}
+    # each triplet is a scene of its own where the data have no cameras
+    has_cameras = any(sample.camera != UNKNOWN for sample in distinct)
+    has_scenes = find_reader(cfg).by_scene and has_cameras
+    samples_of: dict[str, Sequence[Sample]] = {**splits, "all": list(distinct)}
+    counts = {name: count_samples(samples, has_scenes) for name, samples in samples_of.items()}
+    expected = published_counts(cfg)
     return {
         "counts": counts,
         "expected": expected,
@@ -38,40 +45,18 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
     }
 
 
-def count_table(findings: Findings) -> list[str]:
-    """A row of counts for each split, and below it one of the expected counts, where there are any."""
-    counts, expected = findings["counts"], findings["expected"]
-    names = list(next(iter(counts.values())))
-    rows = [("", names)]
-    for split, numbers in counts.items():
-        rows.append((split, [f"{numbers[name]:,}" for name in names]))
-        if known := expected.get(split):
-            cells = [f"{known[name]:,}" if name in known else "" for name in names]
-            rows.append(("  expected", cells))
-    lines = [f"{title:10}{''.join(cell.rjust(12) for cell in row)}".rstrip() for title, row in rows]
-    return lines + ([] if expected else ["expected counts: not known here (docs/train.md)"])
-
-
-def count_splits(splits: Mapping[str, Sequence[Sample]], by_scene: bool) -> Counts:
-    """The counts of every split, and of all together as "all"."""
-    everything = {sample for samples in splits.values() for sample in samples}
-    # each triplet is a scene of its own where the data have no cameras
-    by_scene = by_scene and any(sample.camera != UNKNOWN for sample in everything)
-    counts = {}
-    for split, samples in {**splits, "all": everything}.items():
-        numbers = {
-            "triplets": len(samples),
-            "identities": len({sample.identity for sample in samples}),
-            "cameras": len({sample.camera for sample in samples} - {UNKNOWN}),
-        }
-        if by_scene:
-            numbers["scenes"] = len({sample.scene for sample in samples})
-        counts[split] = numbers
-    return counts
+def count_samples(samples: Sequence[Sample], has_scenes: bool) -> dict[str, int]:
+    """The counts of a split."""
+    values = {
+        "identities": {sample.identity for sample in samples},
+        "cameras": {sample.camera for sample in samples} - {UNKNOWN},
+        **({"scenes": {sample.scene for sample in samples}} if has_scenes else {}),
+    }
+    return {"triplets": len(samples), **{name: len(each) for name, each in values.items()}}
 
 
 def published_counts(cfg: CfgNode) -> Counts:
-    """What is known of the counts of DATASETS.NAMES, by split: published, or noted by demo-sdtps synthetic."""
+    """What is known of the counts of DATASETS.NAMES, by split: published, or noted with drawn data."""
     reader = find_reader(cfg)
     record = synthetic.synthetic_counts(reader.folder_in(Path(cfg.DATASETS.ROOT_DIR)))
     return reader.published if record is None else record
@@ -82,12 +67,26 @@ def count_differences(actual: Counts, expected: Counts) -> list[str]:
     sentences = []
     for split, counts in expected.items():
         for name, number in counts.items():
-            if (count := actual[split][name]) != number:
-                advice = "more: remove what does not belong to them"
-                if count < number:
-                    advice = "fewer: unpack or download the data again"
+            more = actual[split][name] - number
+            advice = (
+                "remove what does not belong" if more > 0 else "unpack or download the data again"
+            )
+            if more:
                 sentences.append(
-                    f"{split} has {count:,} {name}, but {number:,} are expected; {abs(count - number):,} {advice} "
+                    f"{split} has {actual[split][name]:,} {name}, but {number:,} are expected ({more:+,}); {advice} "
                     "(docs/train.md)."
                 )
     return sentences
+
+
+def count_table(counts: Counts, expected: Counts) -> str:
+    """A table in Markdown with a row for each split; beside the counts the expected ones, where they are known."""
+    names = list(next(iter(counts.values())))
+
+    def cell(split: str, name: str) -> str:
+        known = expected.get(split, {}).get(name)
+        return f"{counts[split][name]:,}" + (f" of {known:,}" if known else "")
+
+    rows = [[split, *(cell(split, name) for name in names)] for split in counts]
+    note = "" if expected else "\nexpected counts: not known here (docs/train.md)"
+    return markdown_table(("split", *names), rows) + note

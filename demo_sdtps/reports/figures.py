@@ -1,7 +1,9 @@
-"""What the pictures share: colours, each with one meaning, style, images as arrays, heat maps, labels, saving atomically."""
+"""Pictures: training curves of a run, rank lists, features as points of a plane, and kept patches; and what they share:
+colours, each with one meaning, style, images as arrays, and saving."""
 
+import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,77 +12,52 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.patheffects import withStroke
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
+from demo_sdtps.config import RETURN_PATTERNS, UserError
+from demo_sdtps.config.common import EMBEDDING_METHODS
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
-from demo_sdtps.datasets.loaders import image_scales
-from demo_sdtps.evaluation.protocol import exclude_key
+from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
+from demo_sdtps.evaluation import analysis, tables
+from demo_sdtps.evaluation.extraction import encode_cases
+from demo_sdtps.evaluation.protocol import TestData, exclude_key, ranked_distances
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.inference import inference
+from demo_sdtps.modeling.modalities import ByModality
+from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.files import atomic_write
+from demo_sdtps.runtime.progress import progress
 
-# Colours of a group differ for colour-blind readers too.
-PATTERNS = dict(zip(RETURN_PATTERNS, ("#56b4e9", "#e69f00", "#0072b2"), strict=True))
-MODALITY = dict(zip(MODALITIES, ("#882255", "#999999", "#ddcc77"), strict=True))
-MATCH, WRONG = "#009e73", "#d55e00"
-SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7010e0")
-"""Of anything else: identities, variants, runs."""
-# of what has no kind, of queries, and of a cell without a number
-NEUTRAL, TEXT, EMPTY = ("#64748b", "#000000", "#eeeeee")
-# cover of a dropped patch: a colour that is visible on a black night image too
-DROPPED, OPACITY = ((96, 88, 148), 0.75)
-HEAT, SHARES = "viridis", "Blues"  # colour maps: of values over an image, and of percentages
-
-AS_DATA = {
-    "patterns": list(PATTERNS.values()),
-    "match": MATCH,
-    "wrong": WRONG,
-    "series": SERIES,
-    "plain": NEUTRAL,
-    "dropped": [*DROPPED, OPACITY],
-}
-"""What the pages take of it."""
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+COLOURS = json.loads((TEMPLATES / "colours.json").read_text())
+"""Of pictures and pages, each with one meaning; those of a group differ for colour-blind readers too: of return patterns, of
+hits and misses, of what has no kind, of the cover of a dropped patch (red, green, blue, opacity), which is visible on a black
+night image, and in "series" of anything else: identities, variants, runs."""
+SERIES = COLOURS["series"]
 
 matplotlib.use("Agg")  # no screen is needed
-
-plt.rcParams.update(
-    {
-        "axes.prop_cycle": plt.cycler(color=SERIES),
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.alpha": 0.3,
-        "legend.frameon": False,
-        "font.size": 10,
-        "axes.titlesize": 11,
-        "figure.titlesize": 12,
-        "text.color": TEXT,
-        "figure.constrained_layout.use": True,
-        "savefig.dpi": 110,
-        "pdf.fonttype": 42,
-        "svg.hashsalt": "demo_sdtps",
-    }
-)
+plt.style.use(TEMPLATES / "figures.mplstyle")
+plt.rcParams["axes.prop_cycle"] = plt.cycler(color=SERIES)
 BLANK = 160  # grey value in place of a missing image, seen on light and on dark pages
 MARKERS = "osD^vP*X<>ph"
-CHART = 3.2  # inches across of a chart beside images
-CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # text at its place
-COLOURED, GREY = 0.65, 0.7  # opacity of a heat map's colours, brightness of the image below
+BEST = 10  # hits of a query
+MOST_IN_LEGEND = 60  # colours of points
 
 
-def dark() -> AbstractContextManager:
-    """Figures made in it are for dark pages: light text, and nothing behind."""
-    style: dict[Any, Any] = {**plt.style.library["dark_background"], "savefig.transparent": True}
-    return plt.rc_context(style | {"axes.prop_cycle": plt.rcParams["axes.prop_cycle"]})
+def kind(place: int) -> dict[str, Any]:
+    """Colour and marker of one of many: a pair of its own for each of 84."""
+    return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[place % len(MARKERS)]}
 
 
-def ink() -> str:
-    """The colour of text and of what has no other."""
-    return plt.rcParams["text.color"]
+def spread(total: int, count: int) -> list[int]:
+    """`count` indices spread evenly over `total`, away from both ends; all indices where `count` is not smaller."""
+    if count >= total:
+        return list(range(total))
+    return [index * total // (count + 1) for index in range(1, count + 1)]
 
 
 def images(
@@ -103,105 +80,22 @@ def label(cfg: CfgNode, sample: Sample) -> str:
     return f"id {sample.identity}, {where}"
 
 
-def spread(total: int, count: int) -> list[int]:
-    """`count` indices spread evenly over `total`, away from both ends; all indices where `count` is not smaller."""
-    if count >= total:
-        return list(range(total))
-    return [index * total // (count + 1) for index in range(1, count + 1)]
-
-
 def image_grid(
-    cfg: CfgNode,
-    rows: Sequence[Sequence[np.ndarray]],
-    side: float,
-    titles: Sequence[str] = (),
-    labels: Sequence[str] = (),
-    charts: int = 0,
+    cfg: CfgNode, rows: Sequence[Sequence[np.ndarray]], side: float
 ) -> tuple[plt.Figure, np.ndarray]:
-    """A figure of rows of images (H, W, 3), and its axes (rows, columns): columns under `titles`, rows with `labels`, one line
-    for each part between commas, and behind the images the axes of `charts`. An image whose longer side is that of
+    """A figure of rows of images (H, W, 3), and its axes (rows, columns). An image whose longer side is that of
     INPUT.SIZE_TEST is `side` inches long."""
     columns, inches = max(map(len, rows)), side / max(cfg.INPUT.SIZE_TEST)
     height, width = (0.2 + inches * length for length in rows[0][0].shape[:2])
-    widths = [width] * columns + [CHART] * charts
-    breaks = max((title.count("\n") for title in titles), default=0)
-    size = sum(widths), height * len(rows) + 1 + 0.3 * breaks
-    shape = len(rows), len(widths)
-    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, width_ratios=widths)
-    for axis in axes[:, :columns].flat:  # of which a short row leaves some empty
+    size = columns * width, len(rows) * height + 1
+    figure, axes = plt.subplots(len(rows), columns, figsize=size, squeeze=False)
+    for axis in axes.flat:  # of which a short row leaves some empty
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
     for row, row_images in zip(axes, rows, strict=True):
         for axis, image in zip(row, row_images, strict=False):
             axis.imshow(image)
-    for axis, title in zip(axes[0], titles, strict=False):
-        axis.set_title(title, fontsize=9)
-    for axis, text in zip(axes[:, 0], labels, strict=False):
-        axis.set_ylabel(text.replace(", ", "\n"), fontsize=8)
     return figure, axes
-
-
-def kind(place: int) -> dict[str, Any]:
-    """Colour and marker of one of many: a pair of its own for each of 84."""
-    return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[place % len(MARKERS)]}
-
-
-def heat_map(
-    image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] | None = None
-) -> np.ndarray:
-    """The image (H, W, 3), grey, with the colours of values (rows, columns) in `limits`, by default their own; NaN: without."""
-    large = F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy()
-    scaled = plt.Normalize(*limits or (None, None))(np.ma.masked_invalid(large))
-    grey = GREY * image.mean(axis=2, keepdims=True) / 255
-    colours = plt.get_cmap(HEAT)(scaled)[..., :3]
-    return grey + COLOURED * ~np.isnan(large)[..., None] * (colours - grey)
-
-
-def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "lowest") -> None:
-    """The colour bar of `heat_map`, below the axes."""
-    colours = plt.cm.ScalarMappable(cmap=HEAT)
-    bar = figure.colorbar(colours, ax=axes, location="bottom", aspect=40, pad=0.01, shrink=0.4)
-    bar.set_ticks([0, 1], labels=[least, "highest"])
-    bar.set_label(meaning)
-
-
-def name_points(
-    axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: float | None = None
-) -> None:
-    """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move up where they would cover each
-    other, with lines to their points. To be called when all else is drawn."""
-    line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
-    halo = [withStroke(linewidth=2, foreground=plt.rcParams["axes.facecolor"])]
-    style: dict[str, Any] = {"fontsize": 7, "path_effects": halo, "arrowprops": line, **CENTRED}
-    pairs = zip(names, points, strict=True)
-    texts = [axis.annotate(name, point, point, **style) for name, point in pairs]
-    axis.figure.canvas.figure.draw_without_rendering()
-    sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
-    starts = axis.transData.transform(points)
-    fixed = starts[:0]
-    if gap is not None:  # to the right, where there is room, and above the curve through the points
-        fixed = starts
-        widths = gap + sizes[:, 0]
-        fits = starts[:, 0] + widths < axis.bbox.x1
-        beside = np.where(fits, widths, -widths) / 2
-        starts = starts + np.stack([beside, np.full(len(sizes), gap)], axis=1)
-    for text, start, place in zip(texts, starts, apart(starts, sizes, fixed), strict=True):
-        text.set_position(tuple(axis.transData.inverted().transform(place)))
-        text.arrow_patch.set_visible(place[1] - start[1] > 8)  # type: ignore[union-attr]  # it has one
-        text.set_in_layout(False)  # which would move the axis under the labels
-
-
-def apart(centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square at `fixed`."""
-    order = len(fixed) + centres[:, 1].argsort(kind="stable")
-    centres = np.concatenate([fixed, centres])
-    sizes = np.concatenate([np.full_like(fixed, 10), sizes])
-    done = np.arange(len(centres)) < len(fixed)
-    for place in order:
-        while (abs(centres - centres[place]) < (sizes + sizes[place]) / 2).all(axis=1)[done].any():
-            centres[place, 1] += 1
-        done[place] = True
-    return centres[len(fixed) :]
 
 
 def save(figure: plt.Figure, path: Path) -> Path:
@@ -210,3 +104,162 @@ def save(figure: plt.Figure, path: Path) -> Path:
         figure.savefig(temporary, format=path.suffix[1:], bbox_inches="tight")
     plt.close(figure)
     return path
+
+
+def draw_curves(records: list[dict[str, Any]], path: Path) -> Path:
+    """Loss and accuracy on the left, mAP and Rank-1 by return pattern on the right, of the records of metrics.json."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    trained = [record for record in records if record.get("loss") is not None]
+    epochs = [record["epoch"] for record in trained]
+    left.plot(epochs, [record["loss"] for record in trained], color="black", marker=".")
+    left.set(xlabel="epoch", ylabel="training loss (solid)", title="training")
+    accuracy = left.twinx()
+    accuracies = [100 * record["accuracy"] for record in trained]
+    accuracy.plot(epochs, accuracies, "--", color=COLOURS["plain"], marker=".")
+    accuracy.set(ylim=(0, 100), ylabel="training accuracy (%, dashed)")
+    accuracy.grid(False)
+
+    tested = tables.evaluated_records(records)
+    epochs = [record["epoch"] for record in tested]
+    for pattern, colour in zip(RETURN_PATTERNS, COLOURS["patterns"], strict=True):
+        for name, style in (("mAP", "-"), ("Rank-1", ":")):
+            values = [100 * record["patterns"][str(pattern)][name] for record in tested]
+            text = f"{name}, {tables.PATTERN_NAMES[pattern]}"
+            right.plot(epochs, values, style, color=colour, marker=".", label=text)
+    right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
+    right.legend(fontsize=8)
+    return save(figure, path)
+
+
+def draw_ranks(
+    cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: Sequence[int]
+) -> Path:
+    """A row for each of the `queries`, by their numbers: the query, then the nearest gallery samples that the protocol allows;
+    features (samples, D)."""
+    shown, samples = np.array(queries), data.samples
+    ranking = ranked_distances(cfg, features, data), *data.labels
+    nearest = analysis.nearest_samples(*ranking, shown, BEST)
+    first_matches = analysis.score_queries(*ranking).first_match[shown]
+    cells = []  # of each row: (sample, title, colour of the frame)
+    for query, hits, first in zip(data.query[shown].tolist(), nearest, first_matches, strict=True):
+        late = f"\nfirst hit at rank {first}" if first > len(hits) else ""
+        cells.append([(samples[query], f"query{late}", "black")])
+        for place, (index, distance, is_match) in enumerate(hits, start=1):
+            mark, colour = ("✓", "match") if is_match else ("✗", "wrong")
+            text = f"{place} {mark} d = {distance:.3g}"
+            cells[-1].append((samples[data.gallery[index]], text, COLOURS[colour]))
+    stacks = [[np.concatenate(images(cfg, sample)) for sample, *_ in row] for row in cells]
+    figure, axes = image_grid(cfg, stacks, 1.8)
+    for axes_of_row, row in zip(axes, cells, strict=True):
+        for axis, (sample, text, colour) in zip(axes_of_row, row, strict=False):
+            axis.set_title(f"{text}\n{label(cfg, sample)}", fontsize=7)
+            axis.spines[:].set(visible=True, color=colour, linewidth=3)
+    names = cfg.MODEL.MODALITIES
+    order = f"; {', '.join(names)} from top to bottom" if len(names) > 1 else ""
+    figure.suptitle(
+        f"queries and their best ten, ✓ match, ✗ another identity{order}\n"
+        f"return pattern {tables.PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}; d: {tables.distance_name(cfg)}{tables.options(cfg)}"
+    )
+    return save(figure, path)
+
+
+def draw_embedding(
+    cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path
+) -> Path:
+    """A panel of the points (n, 2) of the samples, by identity, and one by camera; or, without labels, one by modalities."""
+    labels: dict[str, list[Any]] = {
+        "identity": [sample.identity for sample in samples],
+        "camera": [sample.camera + 1 for sample in samples],  # as in file names
+    }
+    if samples[0].identity == UNKNOWN:
+        labels = {"modalities": ["+".join(sample.modalities) for sample in samples]}
+    figure, axes = plt.subplots(1, len(labels), figsize=(7.5 * len(labels), 6), squeeze=False)
+    figure.suptitle(
+        f"{EMBEDDING_METHODS[method]} of {len(samples)} samples of {cfg.DATASETS.NAMES}, return pattern "
+        f"{tables.PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}{tables.options(cfg)}"
+    )
+    for axis, (title, values) in zip(axes[0], labels.items(), strict=True):
+        distinct = np.unique(values)
+        for place, value in enumerate(distinct):
+            style = {**kind(place), "s": 16, "linewidths": 0, "alpha": 0.8}
+            axis.scatter(*points[np.array(values) == value].T, label=str(value), **style)
+        axis.set(xticks=[], yticks=[], title=f"by {title} ({len(distinct)})")
+        axis.spines[:].set_visible(True)
+        if len(distinct) <= MOST_IN_LEGEND:
+            columns = 1 + len(distinct) // 20
+            axis.legend(title=title, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns)
+    return save(figure, path)
+
+
+def check_selection(cfg: CfgNode) -> None:
+    """Raise `UserError` for a configuration with neither SDTPS nor token pruning."""
+    if not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS):
+        raise UserError(
+            "MODEL.USE_SDTPS is False and MODEL.SLIM_BLOCKS [], so no patches are selected; use a configuration "
+            "with SDTPS or with token pruning."
+        )
+
+
+def draw_tokens(cfg: CfgNode, model: DeMo, samples: Sequence[Sample], path: Path) -> Path:
+    """A row per triplet: each of its images, and behind it for every stage of token pruning and for SDTPS the image with the
+    dropped patches covered."""
+    grids, rows = kept_patches(cfg, model, samples), []
+    for row, sample in enumerate(samples):
+        layers = {}
+        for name, image in zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True):
+            layers[name] = image
+            for title, by_modality in grids.items():
+                if name in by_modality:
+                    layers[f"{title}, {name}"] = cover_patches(image, by_modality[name][row])
+        rows.append(layers)
+    figure, axes = image_grid(cfg, [list(layers.values()) for layers in rows], 2.1)
+    for axis, title in zip(axes[0], rows[0], strict=True):
+        axis.set_title(title, fontsize=9)
+    for axis, sample in zip(axes[:, 0], samples, strict=True):
+        axis.set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=8)
+    figure.suptitle(description(model, grids) + tables.options(cfg))
+    return save(figure, path)
+
+
+def cover_patches(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
+    """The image (H, W, 3) with the patches covered where mask (rows, columns) is 0."""
+    kept = F.interpolate(mask[None, None], image.shape[:2])[0, 0].numpy()[..., None]
+    *colour, opacity = COLOURS["dropped"]
+    return image + (opacity * (1 - kept) * (np.array(colour) - image)).astype(int)
+
+
+def description(model: DeMo, grids: dict[str, ByModality]) -> str:
+    """How many patches are kept at each of the `kept_patches`, as a sentence without its full stop."""
+    stages = []
+    for title, by_modality in grids.items():
+        kept = torch.cat(list(by_modality.values())).sum(dim=(1, 2)).int()
+        ends = dict.fromkeys([int(kept.min()), int(kept.max())])
+        stages.append(f"{title} keeps {' to '.join(map(str, ends))}")
+    return f"Of the {model.backbone.num_patches} patches of each image, {', '.join(stages)}"
+
+
+def kept_patches(cfg: CfgNode, model: DeMo, samples: Sequence[Sample]) -> dict[str, ByModality]:
+    """What every stage of token pruning ("stage 1", …) and SDTPS keep of the samples, by present modality: (samples, rows,
+    columns) float32 on the CPU, 1 for a kept patch and 0 for another."""
+    loader, missing = test_loader(cfg, samples), missing_modalities(cfg.TEST.MISS)
+    device = next(model.parameters()).device
+    parts: dict[str, dict[str, list[torch.Tensor]]] = {}
+    for batch in progress(batches(loader), "kept patches", len(loader), unit="batch"):
+        with inference(model, choose_precision(cfg.TEST.AMP, device)):
+            cases = encode_cases(model, batch.to(device).images, batch.cameras, [missing])
+            context = cases[0].context
+            selections = model.select_patches(context) if model.sdtps else {}
+        for name in (modality for modality in model.modalities if modality not in missing):
+            stages = enumerate(cases[0].stages, start=1)
+            masks = {f"stage {n}": each.mask(name, prod(context.grid)) for n, each in stages}
+            if selections:
+                kept = selections[name].mask
+                none = kept.new_zeros(len(kept), prod(context.grid))
+                masks["SDTPS"] = none.scatter(1, context.places(name), kept)
+            for title, mask in masks.items():
+                grid = mask.float().view(-1, *context.grid).cpu()
+                parts.setdefault(title, {}).setdefault(name, []).append(grid)
+    return {
+        title: {name: torch.cat(grids) for name, grids in by_modality.items()}
+        for title, by_modality in parts.items()
+    }

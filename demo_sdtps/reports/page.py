@@ -2,22 +2,20 @@
 
 import base64
 import io
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.extraction import Model
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.reports.figures import AS_DATA, images
-from demo_sdtps.reports.tokens import description, patch_grids
-from demo_sdtps.runtime.progress import progress
+from demo_sdtps.reports.figures import COLOURS, TEMPLATES, description, images, kept_patches
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, JPEG's quality
 
 
@@ -25,12 +23,12 @@ def render(
     template: str,
     cfg: CfgNode,
     model: Model,
-    samples: Mapping[int, Sample],
+    pictured: Mapping[int, Sample],
     modalities: Sequence[str],
-    content: dict[str, Any],
     **about: object,
 ) -> str:
-    """The page of a template, with `content` for its scripts, and the kept patches of `samples` by their indices in it."""
+    """The page of a template, which finds in `about` what it shows beside the kept patches of `pictured`, by their numbers in
+    the page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(
@@ -41,13 +39,14 @@ def render(
         lstrip_blocks=True,
     )
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    content |= {
+    templates.filters["basename"] = os.path.basename
+    shared = {
         "modalities": modalities,
         "stacked": is_stacked(cfg),
-        "kept": kept_patches(cfg, model, samples, modalities),
-        "palette": AS_DATA,
+        "kept": kept_bits(cfg, model, pictured, modalities),
+        "palette": COLOURS,
     }
-    return templates.get_template(template).render(about, content=content, cfg=cfg)
+    return templates.get_template(template).render(about, shared=shared, cfg=cfg)
 
 
 def is_stacked(cfg: CfgNode) -> bool:
@@ -59,33 +58,26 @@ def is_stacked(cfg: CfgNode) -> bool:
 def thumbnail(cfg: CfgNode, sample: Sample, modalities: Sequence[str]) -> str:
     """The images of a triplet, as the model sees them, as a single JPEG in base64."""
     triplet = np.concatenate(images(cfg, sample, modalities), axis=0 if is_stacked(cfg) else 1)
-    ratio = min(1, SIDE / max(cfg.INPUT.SIZE_TEST))
-    size = [max(1, round(ratio * length)) for length in triplet.shape[1::-1]]
-    file = io.BytesIO()
-    Image.fromarray(triplet).resize((size[0], size[1])).save(file, "JPEG", quality=QUALITY)
+    file, image = io.BytesIO(), Image.fromarray(triplet)
+    image.thumbnail((SIDE, image.height) if is_stacked(cfg) else (image.width, SIDE))
+    image.save(file, "JPEG", quality=QUALITY)
     return base64.b64encode(file.getvalue()).decode()
 
 
-def kept_patches(
+def kept_bits(
     cfg: CfgNode, model: Model, samples: Mapping[int, Sample], modalities: Sequence[str]
 ) -> dict[str, Any] | None:
-    """The kept patches of every stage and SDTPS, by its name: for each sample bits (modality, row, column), packed and in
-    base64; None for a model that keeps all, or an exported one."""
+    """`kept_patches` by stage: for each sample a text of 0 and 1 (modality, row, column). None for a model that keeps all, or
+    an exported one."""
     if not isinstance(model, DeMo) or not (model.sdtps or model.slimming):
         return None
-    size, (rows, columns) = cfg.TEST.IMS_PER_BATCH, model.backbone.grid_size
-    bits: dict[str, dict[int, str]] = {}
-    text, indices = "", list(samples)
-    for start in progress(range(0, len(samples), size), "kept patches", unit="batch"):
-        batch = indices[start : start + size]
-        grids = patch_grids(cfg, model, [samples[index] for index in batch])
-        text = text or description(cfg, model, grids)
-        for name, by_modality in grids.items():
-            kept = np.zeros((len(batch), len(modalities), rows * columns), bool)
-            for place, modality in enumerate(modalities):
-                if modality in by_modality:  # nothing is kept of a missing one
-                    kept[:, place] = by_modality[modality][:, 0].flatten(1) > 0
-            packed = np.packbits(kept.reshape(len(batch), -1), axis=1)
-            encoded = [base64.b64encode(row.tobytes()).decode() for row in packed]
-            bits.setdefault(name, {}).update(zip(batch, encoded, strict=True))
-    return {"rows": rows, "columns": columns, "bits": bits, "description": text}
+    rows, columns = model.backbone.grid_size
+    grids = kept_patches(cfg, model, list(samples.values()))
+    none = torch.zeros(len(samples), rows, columns)  # is kept of a missing modality
+    bits = {}
+    for title, by_modality in grids.items():
+        whole = torch.stack([by_modality.get(one, none) for one in modalities], dim=1).int()
+        texts = ("".join(map(str, row)) for row in whole.flatten(1).tolist())
+        bits[title] = dict(zip(samples, texts, strict=True))
+    about = description(model, grids)
+    return {"rows": rows, "columns": columns, "bits": bits, "description": about}

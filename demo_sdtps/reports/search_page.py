@@ -1,54 +1,43 @@
 """The hits of demo-sdtps search: printed, as CSV, and as a page like the report's."""
 
 import argparse
+import csv
+import math
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
-
-from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, with_values
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.unreadable import omissions
 from demo_sdtps.reports.page import render, thumbnail
-from demo_sdtps.retrieval.nearest import write_csv
 from demo_sdtps.retrieval.search import Hit, SearchResult
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
-# of the images on a page; queries beyond are left out, which the page says
+# of the images on a page, in base64; queries beyond are left out, which the page says
 THUMBNAIL_BYTES = 15 << 20
 MOST_HITS = 50  # hits of a query on the page
-MOST_KEPT = 500  # triplets with their kept patches, for which the model runs
 PRINTED = 5  # queries whose hits are printed
 
 
 def show(arguments: argparse.Namespace, result: SearchResult) -> None:
-    """Write the hits of each query to --csv and --output, all or nothing, or print them; then the images that were left out."""
+    """Write the hits of each query to --csv and --output, or print those of the first queries; then print the images that were
+    left out."""
     lines: list[str] = []
-    with ExitStack() as stack:
-        if arguments.output:
-            from_page = partial(link, folder=arguments.output.parent)
-            page, shown = search_page(result, arguments, from_page)
-            # A file name may have bytes that are not UTF-8.
-            content = page.encode(errors="backslashreplace")
-            stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
-            lines = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
-        if arguments.csv:
-            write_hits(result, stack.enter_context(atomic_write(arguments.csv)))
-            lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, result.hits))}", *lines]
+    if arguments.csv:
+        write_hits(result, arguments.csv)
+        lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, result.hits))}"]
+    if arguments.output:
+        page, shown = search_page(result, arguments)
+        # A file name may have bytes that are not UTF-8.
+        content = page.encode(errors="backslashreplace")
+        with atomic_write(arguments.output) as temporary:
+            temporary.write_bytes(content)
+        lines.append(f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}")
     print_lines(*(lines or hits_table(result)), *omissions(result.broken))
-
-
-def write_hits(result: SearchResult, path: Path) -> None:
-    """Write the hits as CSV."""
-    columns = ["score"] * is_scored(result) + ["probability", "unknown"] * is_calibrated(result)
-    values = [[csv_values(hit, columns) for hit in hits] for hits in result.hits]
-    write_csv(path, [query.files[0] for query in result.queries], values, columns)
 
 
 def is_calibrated(result: SearchResult) -> bool:
@@ -68,36 +57,42 @@ def hit_text(hit: Hit) -> str:
     return f"P = {hit.probability:.1%}{', unknown' if hit.is_unknown else ''}"
 
 
-def csv_values(hit: Hit, columns: Sequence[str]) -> tuple:
-    """The values of a hit in a line of the CSV file."""
-    is_judged = hit.probability is not None and hit.probability == hit.probability  # not nan
-    judged = (f"{hit.probability:.6f}", int(hit.is_unknown)) if is_judged else ("", "")
-    more = {"score": f"{hit.score:.6f}", "probability": judged[0], "unknown": judged[1]}
-    return hit.triplet.files[0], hit.distance, *map(more.__getitem__, columns)
+def write_hits(result: SearchResult, path: Path) -> None:
+    """Write a line for each hit as CSV, by query and rank from 1; files are the first of their triplets. The probability and
+    whether the identity is unknown are '' where the sets of modalities are not calibrated."""
+    columns = ["query", "rank", "gallery", "distance", *["score"] * is_scored(result)]
+    columns += ["probability", "unknown"] * is_calibrated(result)
+    # A file name may have bytes that are not UTF-8, which are written as they are.
+    options: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    with atomic_write(path) as temporary, open(temporary, "w", **options) as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for query, hits in zip(result.queries, result.hits, strict=True):
+            for rank, hit in enumerate(hits, start=1):
+                row = {"query": query.files[0], "rank": rank, "gallery": hit.triplet.files[0]}
+                row |= {"distance": f"{hit.distance:.6f}", "score": f"{hit.score:.6f}"}
+                if hit.probability is not None and not math.isnan(hit.probability):
+                    row["probability"] = f"{hit.probability:.6f}"
+                    row["unknown"] = int(hit.is_unknown)
+                writer.writerow(row)
 
 
 def hits_table(result: SearchResult) -> list[str]:
-    """Lines of the hits of the first queries."""
-    has_scores, is_judged = is_scored(result), is_calibrated(result)
-    title = f"{'rank':>6}  distance     score, the order, as triplets lack different modalities"
-    lines = [title] if has_scores else []
+    """Lines of the hits of the first queries: rank, distance, probability and file."""
+    lines = []
     for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
         lines += ["", query.files[0]]
         for rank, hit in enumerate(hits, start=1):
-            score = f"{hit.score:8.3f}  " if has_scores else ""
-            judged = f"{hit_text(hit):19}  " if is_judged else ""
-            lines.append(f"{rank:6}  {hit.distance:8.4f}  {score}{judged}{hit.triplet.files[0]}")
-    if (left := len(result.queries) - PRINTED) > 0:
-        lines += ["", f"… queries left out: {left}; --csv and --output write all"]
-    return lines
+            judged = "" if hit.probability is None else f"{hit_text(hit):19}  "
+            lines.append(f"{rank:6}  {hit.distance:8.4f}  {judged}{hit.triplet.files[0]}")
+    return [*lines, "", f"queries: {len(result.queries)}; --csv and --output write the hits of all"]
 
 
-def search_page(
-    result: SearchResult, arguments: argparse.Namespace, link: Callable[[str], str]
-) -> tuple[str, str]:
-    """The page, and what it shows in a few words; `link` gives the address of a file. The gallery has the name of its folder,
-    as the page may be shown where the path means nothing."""
-    cfg, model = image_config(result.reid.cfg), result.reid.model
+def search_page(result: SearchResult, arguments: argparse.Namespace) -> tuple[str, str]:
+    """The page --output, and what it shows in a few words. The gallery has the name of its folder, as the page may be shown
+    where the path means nothing."""
+    # the user's images are decoded as `Reid.features` does, whatever the model was trained on
+    cfg = with_values(result.reid.cfg, {"DATASETS.NAMES": "Images", "TEST.MISS": "nothing"})
     triplets = [*result.queries, *(hit.triplet for hits in result.hits for hit in hits)]
     present = {name for triplet in triplets for name in triplet.modalities}
     modalities = [name for name in cfg.MODEL.MODALITIES if name in present]
@@ -105,69 +100,41 @@ def search_page(
     most = min(MOST_HITS, longest)
     images: dict[Triplet, str] = {}  # by triplet, in the order of the page's samples
     rows: list[tuple[Triplet, list[Hit]]] = []
-    size = 0
     pairs = list(zip(result.queries, result.hits, strict=True))
     for query, hits in progress(pairs, "drawing", unit="query"):
-        needed = dict.fromkeys([query, *(hit.triplet for hit in hits[:most])])
-        more = {one: thumbnail(cfg, one, modalities) for one in needed if one not in images}
-        size += sum(map(len, more.values()))
-        if rows and size > THUMBNAIL_BYTES:
-            break
-        images |= more
         rows.append((query, hits[:most]))
+        needed = [query, *(hit.triplet for hit in hits[:most])]
+        images |= {one: thumbnail(cfg, one, modalities) for one in needed if one not in images}
+        if sum(map(len, images.values())) > THUMBNAIL_BYTES:
+            break
     shown = f"queries: {len(result.queries)}, hits of each: {longest}"
     if len(rows) < len(result.queries) or most < longest:
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
-    place = {triplet: number for number, triplet in enumerate(images)}
+    folder = arguments.output.parent
 
-    has_scores = is_scored(result)
+    def links(triplet: Triplet) -> dict[str, str]:
+        """The addresses of its images from the page."""
+        paths = {name: path for name, path in zip(MODALITIES, triplet.paths, strict=True) if path}
+        near = {name: Path(os.path.relpath(path, folder)) for name, path in paths.items()}
+        return {name: quote(os.fsencode(path.as_posix())) for name, path in near.items()}
 
-    def near(hit: Hit) -> tuple[int, float, float | None, str | None]:
-        judged = None if hit.probability is None else hit_text(hit)
-        return place[hit.triplet], hit.distance, hit.score if has_scores else None, judged
-
-    def files(triplet: Triplet) -> dict[str, str]:
-        paths = zip(MODALITIES, triplet.paths, strict=True)
-        return {name: link(path) for name, path in paths if path}
-
-    content = {
-        "samples": [
-            {"name": one.name, "files": files(one), "camera": one.labels.get("camera")}
-            for one in images
-        ],
-        "thumbnails": list(images.values()),
-        "queries": [
-            {"sample": place[query], "nearest": list(map(near, hits))} for query, hits in rows
-        ],
-    }
     page = render(
         "search.html",
         cfg,
-        model,
-        dict(enumerate(list(images)[:MOST_KEPT])),
+        result.reid.model,
+        dict(enumerate(images)),
         modalities,
-        content,
+        rows=rows,
+        images=images,
+        places={triplet: number for number, triplet in enumerate(images)},
+        links=links,
+        hit_text=hit_text,
         title=f"Hits in {arguments.gallery.resolve().name}",
-        files=True,
         shown=shown,
         where=arguments.where,
         distance=result.distance,
-        scored=has_scores,
+        scored=is_scored(result),
         notes=result.notes,
         judged=is_calibrated(result),
-        most_kept=MOST_KEPT,
     )
     return page, shown
-
-
-def image_config(cfg: CfgNode) -> CfgNode:
-    """`cfg` for the user's images, which are decoded as `Reid.features` does, whatever the model was trained on."""
-    return with_values(cfg, {"DATASETS.NAMES": "Images", "TEST.MISS": "nothing"})
-
-
-def link(path: str, folder: Path) -> str:
-    """The address of a file for a page in `folder`: a relative one, but for another drive of Windows."""
-    try:
-        return quote(os.fsencode(Path(os.path.relpath(path, folder)).as_posix()))
-    except ValueError:
-        return Path(path).resolve().as_uri()

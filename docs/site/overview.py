@@ -13,8 +13,8 @@ HITS = 4
 
 def main() -> None:
     parser = config_parser(
-        "Draw the project: the images of a triplet, the patches that slimming keeps, the backbone, the feature, and the ranked "
-        "gallery, into docs/images.",
+        "Draw the project: the images of a triplet, the patches that token pruning keeps, the backbone, the feature, and the "
+        "ranked gallery, into docs/images.",
     )
     add_overwrite(parser)
     parser.add_argument("--query", type=int, default=0, metavar="N", help="its number (default: 0)")
@@ -24,10 +24,17 @@ def main() -> None:
     from demo_sdtps.evaluation.analysis import nearest_samples
     from demo_sdtps.evaluation.extraction import extract_features, load_model_and_data
     from demo_sdtps.evaluation.operations import count_macs
-    from demo_sdtps.evaluation.protocol import make_test_data
-    from demo_sdtps.reports.evaluation import labelled_distances
-    from demo_sdtps.reports.figures import HEAT, MATCH, WRONG, images, np, plt, save
-    from demo_sdtps.reports.tokens import check_selection, cover_patches, patch_grids
+    from demo_sdtps.evaluation.protocol import make_test_data, ranked_distances
+    from demo_sdtps.reports.figures import COLOURS as MEANINGS
+    from demo_sdtps.reports.figures import (
+        check_selection,
+        cover_patches,
+        images,
+        kept_patches,
+        np,
+        plt,
+        save,
+    )
     from demo_sdtps.runtime.files import check_output_file
 
     files = {
@@ -39,12 +46,12 @@ def main() -> None:
     (features,) = extract_features(cfg, model, data.loader, [frozenset()])
     shown = data.query[[arguments.query]]
     number, sample = int(shown[0]), data.samples[int(shown[0])]
-    ranking = labelled_distances(cfg, features[3], data)
+    ranking = ranked_distances(cfg, features[3], data), *data.labels
     (hits,) = nearest_samples(*ranking, np.array([arguments.query]), HITS)
     image_of = images(cfg, sample)
-    grids = list(patch_grids(cfg, model, [sample]).values())[-1]
+    grids = list(kept_patches(cfg, model, [sample]).values())[-1]
     shown_images = zip(cfg.MODEL.MODALITIES, image_of, strict=True)
-    kept = [cover_patches(image, grids[name][0, 0]) for name, image in shown_images]
+    kept = [cover_patches(image, grids[name][0]) for name, image in shown_images]
     macs = count_macs(cfg, model)[""]
     model.slimming = None
     share = macs / count_macs(cfg, model)[""]
@@ -58,7 +65,7 @@ def main() -> None:
         def show(place, image, edge=None, figure=figure):
             left, bottom, width, height = place
             axis = figure.add_axes((left / 13, bottom / 4.1, width / 13, height / 4.1))
-            axis.imshow(image, aspect="auto", cmap=HEAT)
+            axis.imshow(image, aspect="auto", cmap="viridis")
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set(visible=edge is not None, color=edge, linewidth=4)
 
@@ -80,7 +87,11 @@ def main() -> None:
         show((6.6, 0.45, 0.5, 2.9), strips.clip(*np.quantile(feature, (0.02, 0.98))))
         for place, (index, _, is_match) in enumerate(hits):
             stack = np.concatenate(images(cfg, data.samples[data.gallery[index]]))
-            show((8.05 + 1.2 * place, 0.3, 0.85, 3.2), stack, MATCH if is_match else WRONG)
+            show(
+                (8.05 + 1.2 * place, 0.3, 0.85, 3.2),
+                stack,
+                MEANINGS["match" if is_match else "wrong"],
+            )
             write(8.47 + 1.2 * place, 3.68, f"{place + 1} {'✓' if is_match else '✗'}")
         style = {"arrowstyle": "-|>", "mutation_scale": 18, "color": colour}
         for x in (1.4, 2.9, 5.75, 7.2):

@@ -47,7 +47,7 @@ def test_counts_of_every_layout(check, tmp_path, name):
     assert (code, bool(actual["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))
     assert ("expected counts: not known here" in stdout) == (name != "RGBNT201")
     assert (
-        "train has 30 triplets, but 3,951 are expected; 3,921 fewer: unpack or download" in stdout
+        "train has 30 triplets, but 3,951 are expected (-3,921); unpack or download" in stdout
         or code == 0
     )
 
@@ -90,7 +90,11 @@ def test_synthetic_data_are_compared_with_what_was_asked_for(check, own_root):
     for modality in ("RGB", "NI", "TI"):
         (own_root / "RGBNT201" / "train_171" / modality / image).unlink()
     code, stdout, actual = check(*words)
-    assert code == 1 and "WARNING: train has 47 triplets, but 48 are expected; 1 fewer" in stdout
+    assert (
+        code == 1
+        and "WARNING: train has 47 triplets, but 48 are expected (-1)" in stdout
+        and "47 of 48" in stdout
+    )
     (own_root / "RGBNT201" / "synthetic.json").write_text("{}")
     assert not published_counts(load_cfg(CONFIG, words[2:]))
 

@@ -98,7 +98,7 @@ def test_help_lists_every_command(command):
     rows = [line for line in usage.splitlines() if line.startswith("  ")]
     assert [row[2:22].strip() for row in rows] == list(COMMANDS)
     group = command(dispatch, "draw", "--help")[1]
-    assert group.count("\n  draw ") == 5 and "search" not in group
+    assert group.count("\n  draw ") == 4 and "search" not in group
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import yaml
 from commands import CONFIG
 
 from benchmarks import run as benchmark
-from demo_sdtps.commands import convert_checkpoint, draw, evaluate, export, search
+from demo_sdtps.commands import convert_checkpoint, evaluate, export, search
 from demo_sdtps.commands import test as test_net
 from seps import commands as seps
 
@@ -17,11 +17,9 @@ OUTPUTS = {
     "evaluation of SEPS": (seps.test, "x.json", ("--weight", "none.pth", "--json", "x.json")),
     "features": (export.features, "x.npz", (*EVALUATION, "--output", "x.npz")),
     "numbers": (evaluate.analyse, "x.json", (*EVALUATION, "--json", "x.json")),
-    "figure by default": (draw.embedding, "embedding.png", EVALUATION),
+    "figure by default": (evaluate.draw_embedding, "embedding.png", EVALUATION),
     "checkpoint": (convert_checkpoint, "x.pth", ("none.pth", "x.pth", "--to", "ours")),
-    "curves": (draw.curves, "x.png", ("--run", "none", "--output", "x.png")),
-    "curves by default": (draw.curves, "curves.png", ("--run", ".")),
-    "report": (evaluate.report, "tokens.png", (*CONFIGURED, "OUTPUT_DIR", ".")),
+    "curves": (evaluate.draw_curves, "x.png", ("--run", "none", "--output", "x.png")),
     "report's page": (
         evaluate.report,
         "x.html",

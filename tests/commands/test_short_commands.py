@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file
 
-from demo_sdtps.commands import check_data, draw, flags, search
+from demo_sdtps.commands import check_data, evaluate, flags, search
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.common import BACKBONE_KEYS, IMAGE_KEYS
@@ -152,7 +152,7 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
         (train_net, "RGB -epochs=2", "no flag -epochs; the nearest is '--epochs'"),
         (search, "--galery x", "no flag --galery; the nearest is '--gallery'"),
         (synthetic.triplets, "--rot=x", "no flag --rot; the nearest is '--root'; --help lists all"),
-        (draw.curves, "--zzz", "no flag --zzz; --help lists all"),
+        (evaluate.draw_curves, "--zzz", "no flag --zzz; --help lists all"),
     ],
 )
 def test_what_is_unknown_gets_the_nearest(place, command, module, words, message):

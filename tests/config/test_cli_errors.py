@@ -13,7 +13,7 @@ import torch
 from commands import BASELINE, CONFIG, cli_args_for, weights_file
 from forked import run_script
 
-from demo_sdtps.commands import draw, evaluate, export
+from demo_sdtps.commands import evaluate, export
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
@@ -121,7 +121,7 @@ def test_a_mistake_with_seps_is_one_sentence(refusal, shapes_root, weights, main
     assert message in refusal(main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
 
 
-@pytest.mark.parametrize("tool", [draw.curves, evaluate.report], ids=["draw curves", "report"])
+@pytest.mark.parametrize("tool", [evaluate.draw_curves, evaluate.report])
 def test_a_run_without_evaluated_epochs(refusal, tmp_path, tool):
     (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1}]))
     assert "metrics.json" in refusal(tool, "--run", tmp_path)

@@ -1,6 +1,7 @@
 """A page of a report in a headless browser."""
 
 import json
+import re
 import shutil
 import time
 from contextlib import contextmanager
@@ -32,6 +33,12 @@ def headless():
         yield driver
     finally:
         driver.quit()
+
+
+def page_data(path):
+    """The text of a page, and what its scripts show."""
+    text = path.read_text(encoding="utf-8")
+    return text, json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
 
 
 class Page:

@@ -1,31 +1,33 @@
-"""What the images share: places, colours, heat maps, labels and formats."""
+"""What the pictures share: places, colours, formats; and a picture by every command that draws one."""
 
+import json
 import re
+import shlex
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import pairwise
 
-import numpy as np
 import pytest
-import torch
-from commands import ROOT
-from numeric import numpy_generator
-from PIL import Image
+from commands import CONFIG, EPOCH, ROOT, checkpoint_file, cli_args_for
+from layouts import pixels, save
 
-from demo_sdtps.commands import call
+from demo_sdtps.commands import call, evaluate
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.cli import PICTURE
-from demo_sdtps.reports.figures import (
-    COLOURED,
-    GREY,
-    HEAT,
-    apart,
-    dark,
-    heat_map,
-    ink,
-    name_points,
-    plt,
-    save,
-    spread,
+from demo_sdtps.reports.figures import spread
+
+pytestmark = pytest.mark.usefixtures("shallow")
+MODEL = shlex.split(
+    "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4 MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] "
+    "INPUT.JOINT_AUGMENTATION True"
 )
+WEIGHT = ("--weight", "run/last.pth")
+DRAWN = {
+    "features": (evaluate.draw_embedding, (*WEIGHT, "--points", "9"), ".pdf", b"%PDF"),
+    "rank lists": (evaluate.draw_ranks, (*WEIGHT, "--queries", "1"), ".svg", b"<?xml"),
+    "kept patches": (evaluate.draw_tokens, (*WEIGHT, "--samples", "1"), ".png", b"\x89PNG"),
+    "curves": (evaluate.draw_curves, ("--run", "run"), ".png", b"\x89PNG"),
+}
+"""Command, words from the folder of a finished run, and the format of the picture."""
 
 
 @pytest.mark.parametrize("total, count", [(1, 1), (8, 8), (9, 8), (72, 4), (480, 8), (3, 8)])
@@ -40,75 +42,62 @@ def test_places_are_spread(total, count):
 
 def test_colours_are_in_one_file():
     reports = ROOT / "demo_sdtps" / "reports"
-    files = [*reports.glob("*.py"), *(ROOT / "tools").glob("*.py"), *reports.glob("templates/*.js")]
+    files = [
+        *reports.glob("*.py"),
+        *(ROOT / "studies").glob("*.py"),
+        *reports.glob("templates/*.js"),
+    ]
     colour = re.compile(r"#[0-9a-fA-F]{6}\b")
-    with_colours = [file.name for file in files if colour.search(file.read_text(encoding="utf-8"))]
-    assert with_colours == ["figures.py"]
+    assert not [file for file in files if colour.search(file.read_text(encoding="utf-8"))]
 
 
-def test_a_heat_map_leaves_out_what_has_no_value():
-    image = numpy_generator(1).integers(0, 256, (8, 4, 3), np.uint8)
-    actual = heat_map(image, torch.tensor([[3.0, torch.nan], [5.0, 4.0]]))
-    low, middle, high = np.array(plt.get_cmap(HEAT)([0.0, 0.5, 1.0]))[:, :3]
-    colours = {(0, 0): low, (1, 0): high, (1, 1): middle}
-    for (row, column), pixel in np.ndenumerate(image.mean(axis=2)):
-        expected = np.full(3, GREY * pixel / 255)
-        if (patch := (row // 4, column // 2)) in colours:
-            expected = (1 - COLOURED) * expected + COLOURED * colours[patch]
-        assert actual[row, column] == pytest.approx(expected)
+@pytest.fixture(scope="module")
+def folder(tiny_root, tmp_path_factory):
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("drawn")
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *MODEL, "OUTPUT_DIR", folder / "run")[2:])
+    (folder / "run").mkdir()
+    checkpoint_file(folder / "run" / "last.pth", cfg)
+    (folder / "run" / "metrics.json").write_text(json.dumps([EPOCH]))
+    return folder
 
 
-def test_labels_do_not_cover_each_other(tmp_path):
-    draws = numpy_generator(2)
-    centres, sizes = draws.uniform(0, 200, (60, 2)), draws.uniform(8, 30, (60, 2))
-    centres[10] = centres[11]
-    fixed = draws.uniform(0, 200, (20, 2))
-    moved = apart(centres, sizes, fixed)
-    assert np.array_equal(moved[:, 0], centres[:, 0]) and (moved[:, 1] >= centres[:, 1]).all()
-    for one, other in combinations(range(60), 2):
-        assert (abs(moved[one] - moved[other]) >= (sizes[one] + sizes[other]) / 2).any()
-    assert all(
-        (abs(place - mark) >= (size + 10) / 2).any()
-        for place, size in zip(moved, sizes, strict=True)
-        for mark in fixed
-    )
-    # On a figure, in every format.
-    for suffix, magic in zip(PICTURE, (b"\x89PNG", b"%PDF", b"<?xml"), strict=True):
-        figure, axis = plt.subplots(layout="constrained")
-        points = axis.scatter([0, 0.01, 1], [0, 0.01, 1]).get_offsets()
-        name_points(axis, np.asarray(points), ["one", "other", "far"])
-        figure.draw_without_rendering()
-        boxes = [plt.Text.get_window_extent(text) for text in axis.texts]
-        assert not boxes[0].overlaps(boxes[1])
-        assert save(figure, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_command_leaves_its_picture(name, folder, success, monkeypatch):
+    main, words, suffix, magic = DRAWN[name]
+    monkeypatch.chdir(folder)
+    assert f"x{suffix}" in success(main, *words, "--output", f"x{suffix}", "--overwrite")
+    assert (folder / f"x{suffix}").read_bytes().startswith(magic)
 
 
-def test_a_dark_figure_is_light_on_nothing_and_keeps_its_colours(tmp_path):
-    def draw(path):
-        figure, axis = plt.subplots()
-        axis.bar([0], [1], width=9)
-        axis.set(xlim=(-1, 1), ylim=(0, 2))
-        figure.suptitle("title")
-        with Image.open(save(figure, path)) as image:
-            return np.asarray(image.convert("RGBA"))
-
-    light, colours = draw(tmp_path / "light.png"), ink()
-    with dark():
-        assert colours == "#000000" and ink() == "white"
-        pixels = draw(tmp_path / "dark.png")
-    assert light[0, 0].tolist() == [255, 255, 255, 255] and pixels[0, 0, 3] == 0
-    assert (pixels == light).all(axis=2).sum() > 10_000  # of the bar
-    assert ink() == colours
-
-
-@pytest.mark.parametrize(
-    "name", ["draw embedding", "draw ranks", "draw tokens", "slim-curve", "test"]
-)
+@pytest.mark.parametrize("name", ["draw embedding", "draw ranks", "draw tokens", "slim-curve"])
 def test_every_drawing_command_takes_each_suffix(name, command, tmp_path):
     """Outputs are checked first: what it refuses is the checkpoint."""
-    expected = dict.fromkeys(PICTURE, "lost.pth")
-    expected[".jpg"] = "must be a file ending in .png or .pdf or .svg"
-    for suffix, refused in expected.items():
+    for suffix, refused in {**dict.fromkeys(PICTURE, "lost.pth"), ".jpg": "x.jpg"}.items():
         words = ("--weight", tmp_path / "lost.pth", "--output", tmp_path / f"x{suffix}")
         code, _, stderr = command(partial(call, name), *words)
         assert code == 2 and refused in stderr
+
+
+@pytest.mark.parametrize(
+    "modalities", [pytest.param(["RGB", "TI"], marks=pytest.mark.soak), ["NI"]], ids="+".join
+)
+@pytest.mark.slow
+def test_own_images_without_labels_are_drawn(modalities, tmp_path, success, refusal):
+    """Some absent, by models of fewer modalities. Rank lists need labels."""
+    for number in range(6):
+        for place, modality in enumerate(MODALITIES):
+            if number % 3 != place:
+                path = tmp_path / "photos" / modality / f"{number}.png"
+                save(path, pixels(number, number, modality, 16, 32))
+    cfg = load_cfg(CONFIG, cli_args_for(tmp_path, *MODEL, "MODEL.MODALITIES", modalities)[2:])
+    weight = ("--weight", checkpoint_file(tmp_path / "last.pth", cfg))
+    photos = ("--images", tmp_path / "photos")
+    for main in (evaluate.draw_embedding, evaluate.draw_tokens):
+        path = tmp_path / f"{main.__name__}.png"
+        assert str(path) in success(main, *weight, *photos, "--output", path)
+    for name in set(MODALITIES) - {*modalities}:
+        unread = ("--images", tmp_path / "photos" / name, "--modality", name)
+        assert f"are of {name} (--modality" in refusal(evaluate.draw_tokens, *weight, *unread)
+    keys = ("DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos")
+    assert "have no labels" in refusal(evaluate.draw_ranks, *weight, *keys)

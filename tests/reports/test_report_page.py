@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from browser import Page, headless
+from browser import Page, headless, page_data
 from commands import BASELINE, CONFIG, EPOCH, read_scores
 from finished import make_run
 from interrupted import call
@@ -21,7 +21,7 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.evaluation.protocol import evaluate_cross_modal, make_test_data, modality_sets
 from demo_sdtps.evaluation.tables import MEASURES
-from demo_sdtps.reports.tokens import patch_grids
+from demo_sdtps.reports.figures import kept_patches
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +71,33 @@ def page(driver, analysed_run):
     assert page.errors() == []
 
 
+def test_the_page_has_the_numbers_of_the_analysis_and_the_kept_patches(analysed_run):
+    file, numbers, cfg = analysed_run
+    text, data = page_data(file)
+    assert "default-src 'none'" in text and cfg.DATASETS.ROOT_DIR not in html.unescape(text)
+    for name in ("queries", "rank_lists", "worst_queries", "identities", "distances", "scatter"):
+        assert data[name] == numbers[name]
+    assert len(data["rank_lists"]) <= LISTED and len(data["thumbnails"]) == 31
+    worst = [numbers["queries"][number]["sample"] for number in numbers["worst_queries"]]
+    assert {*map(str, worst)} <= {*data["thumbnails"]}  # the most needed first
+    model, splits = load_model_and_data(cfg)
+    data_of = make_test_data(cfg, **splits)
+    for index, labels in data["samples"].items():
+        sample = data_of.samples[int(index)]
+        assert (labels["identity"], labels["camera"]) == (sample.identity, sample.camera + 1)
+        assert labels["name"] == os.path.basename(sample.paths[0])
+    index = next(iter(data["thumbnails"]))
+    grids = kept_patches(cfg, model, [data_of.samples[int(index)]])
+    assert list(data["kept"]["bits"]) == list(grids) == ["stage 1", "SDTPS"]
+    for name, by_modality in grids.items():
+        kept = torch.cat([by_modality[modality].flatten() for modality in MODALITIES])
+        assert [*map(int, data["kept"]["bits"][name][index])] == kept.tolist()
+    expected = evaluate_cross_modal(cfg, model, data_of)
+    assert numbers["cross_modal"] == json.loads(json.dumps(expected))
+    nothing = numbers["cases"]["nothing"]["3"]
+    assert numbers["cross_modal"]["mAP"]["RNT"]["RNT"] == nothing["mAP"]
+
+
 def expected_lists(numbers, sign=0):
     """What `Page.shown` gives of the numbers of demo-sdtps analyse: in the order of the split, or with `sign` 1 by AP."""
     queries = [numbers["queries"][rank_list["query"]] for rank_list in numbers["rank_lists"]]
@@ -83,8 +110,8 @@ def expected_lists(numbers, sign=0):
 
 
 def test_the_page_in_a_browser(page, analysed_run):
-    """It needs no other file, shows names as they are, the numbers of the cases and cameras, and kept patches."""
-    file, numbers, cfg = analysed_run
+    """It needs no other file, shows names as they are, the numbers of the cases, sets and cameras, and kept patches."""
+    _, numbers, cfg = analysed_run
     assert (
         page.run(
             "return performance.getEntriesByType('resource').map((one) => one.name.slice(0, 5))"
@@ -92,8 +119,6 @@ def test_the_page_in_a_browser(page, analysed_run):
         )
         == []
     )
-    text = file.read_text(encoding="utf-8")
-    assert "default-src 'none'" in text and cfg.DATASETS.ROOT_DIR not in html.unescape(text)
     assert page.texts("h1 + p") == [
         f"Synthetic in data, {QUERIES} queries, {cfg.TEST.WEIGHT}, in percent"
     ]
@@ -108,42 +133,34 @@ def test_the_page_in_a_browser(page, analysed_run):
         [f"{100 * record['2'][name]:.1f}" for name in MEASURES]
         for record in numbers["cases"].values()
     ]
-    assert page.texts("#cameras .matrix td") == [
-        "" if value is None else f"{100 * value:.1f}"
-        for row in numbers["camera_matrix"]["mAP"]
-        for value in row
+    matrices = [numbers["camera_matrix"]["mAP"]]
+    matrices += [
+        [row.values() for row in rows.values()] for rows in numbers["cross_modal"].values()
     ]
-    matrices = np.array(page.texts("#cross-modal .matrix td")).reshape(2, 7, 7)
+    for css, unknown, shown in (
+        ("#cameras", "", matrices[:1]),
+        ("#cross-modal", "–", matrices[1:]),
+    ):
+        values = [value for matrix in shown for row in matrix for value in row]
+        texts = [unknown if value is None else f"{100 * value:.1f}" for value in values]
+        assert page.texts(f"{css} .matrix td") == texts
     assert page.texts("#cross-modal thead th")[1:8] == [*modality_sets(MODALITIES)]
-    model, splits = load_model_and_data(cfg)
-    expected = evaluate_cross_modal(cfg, model, make_test_data(cfg, **splits))
-    for measure, matrix in zip(("mAP", "Rank-1"), matrices, strict=True):
-        assert matrix.tolist() == [
-            ["–" if value is None else f"{100 * value:.1f}" for value in row.values()]
-            for row in expected[measure].values()
-        ]
-        # complete triplets, as TEST.MISS has them
-        assert matrix[-1, -1] == f"{100 * numbers['cases']['nothing']['3'][measure]:.1f}"
+    assert page.texts("#cameras thead th")[1] == "1"
     assert len(page.texts(".plot .main-svg:first-of-type")) == 5
-
-    samples = {os.path.basename(sample.paths[0]): sample for sample in splits["query"]}
     query = "document.querySelector('#rank-list .query')"
-    grids = patch_grids(cfg, model, [samples[page.run(f"return {query}.title")]])
-    for name, by_modality in grids.items():
+    for name, bits in page.run("return DATA.kept.bits").items():
         page.choose("#kept", name)
         alpha = page.run(
             f"const canvas = {query}.querySelector('canvas'); return [...canvas.getContext('2d')"
             ".getImageData(0, 0, canvas.width, canvas.height).data].filter((_, place) => place % 4 === 3)"
         )
-        kept = torch.cat([by_modality[modality][0, 0] for modality in MODALITIES], dim=1)
-        assert [value == 0 for value in alpha] == (
-            kept > 0
-        ).flatten().tolist() and 0 < kept.sum() < kept.numel()
+        kept = np.array([*bits[page.run(f"return {query}.dataset.index")]]).reshape(3, 8, 4)
+        assert [value == 0 for value in alpha] == (np.hstack(kept) == "1").flatten().tolist()
 
 
 def test_the_filters_of_the_rank_lists(page, analysed_run):
     rows = expected_lists(analysed_run[1])
-    assert page.shown() == expected_lists(analysed_run[1], 1) and len(rows) == LISTED
+    assert page.shown() == expected_lists(analysed_run[1], 1)
     page.choose("#sort", "order of the split")
     page.click("#failures")
     failures = [row for row in rows if row[3] > 1]
@@ -184,6 +201,8 @@ def test_runs_are_compared(driver, analysed_run, other_run, tmp_path, command):
         [str(other_run), *percents[1], *differences, "Synthetic in own, 24 queries"],
     ]
     assert f"the other sections are of {file.parent} alone" in page.texts("#comparison p")[0]
+    tables = "[...document.querySelectorAll('#comparison .scroll')]"
+    assert page.run(f"return {tables}.map((one) => one.scrollWidth - one.clientWidth)") == [0, 0]
     keys = page.run(
         f"return [...document.querySelectorAll('.tall [data-name=compared] tbody tr')]{cells}"
     )
@@ -204,26 +223,6 @@ def test_runs_are_compared(driver, analysed_run, other_run, tmp_path, command):
     )
 
 
-def test_three_runs_are_whole_on_a_screen_and_words_stay_whole(
-    driver, analysed_run, other_run, tmp_path
-):
-    third = shutil.copytree(other_run, tmp_path / "RGBNT201_DeMo_with_SDTPS_seed_3")
-    runs = (word for run in (analysed_run[0].parent, other_run, third) for word in ("--run", run))
-    assert call([*runs, *BOUNDS, "--html", tmp_path / "x.html"], evaluate.report) == 0
-    page = Page(driver, tmp_path / "x.html")
-    page.show(1400, "light")
-    tables = "[...document.querySelectorAll('#comparison .scroll')]"
-    assert page.run(f"return {tables}.map((one) => one.scrollWidth - one.clientWidth)") == [0, 0]
-    names = page.run(
-        "return [...document.querySelectorAll('#comparison .tall thead th')].map((one) => one.innerText)"
-    )
-    assert names[1:] == [str(run) for run in (analysed_run[0].parent, other_run, third)]
-    heights = page.run(
-        "return [...document.querySelectorAll('#comparison .tall tbody th')].map((one) => one.offsetHeight)"
-    )
-    assert len({*heights}) == 1  # a key is one line
-
-
 def test_the_run_whose_data_or_files_are_missing_is_named(
     analysed_run, other_run, own_root, tmp_path, command
 ):
@@ -236,7 +235,6 @@ def test_the_run_whose_data_or_files_are_missing_is_named(
         return stderr
 
     runs = (analysed_run[0].parent, other_run)
-    assert "--run names one run twice" in message(*runs, other_run.parent / "." / other_run.name)
     for path in own_root.glob("RGBNT201/test/*/*_cam[2-4]_*"):
         path.unlink()
     assert f"The run {other_run} cannot be evaluated: No query of Synthetic at" in message(*runs)

@@ -10,7 +10,7 @@ import demo_sdtps
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import read_run
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
-from demo_sdtps.reports.evaluation import evaluated_run
+from demo_sdtps.reports.run_report import evaluated_run
 from demo_sdtps.retrieval.calibration import calibration_file, stored_calibration
 from demo_sdtps.retrieval.extractor import Extractor
 

@@ -1,20 +1,19 @@
 """The page of demo-sdtps search, and what a browser shows of it."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from browser import Page, headless, until
+from browser import Page, headless, page_data, until
 from commands import KEEP_ALL, copy
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.reports import search_page as pages
-from demo_sdtps.retrieval.search import Hit
+from demo_sdtps.retrieval.search import Hit, SearchResult
 
 SETTINGS = KEEP_ALL
 
@@ -44,22 +43,19 @@ def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypat
         assert told in stdout
 
 
-def test_what_has_no_fit_is_neither_known_nor_unknown():
-    for probability, is_unknown, text, judged in (
-        (float("nan"), False, "–", ("", "")),
-        (0.25, True, "P = 25.0%, unknown", ("0.250000", 1)),
-        (0.75, False, "P = 75.0%", ("0.750000", 0)),
-    ):
-        hit = Hit(Triplet(("x.png", None, None)), 1.5, 2.5, probability, is_unknown)
-        assert pages.hit_text(hit) == text
-        columns = ["score", "probability", "unknown"]
-        assert pages.csv_values(hit, columns) == ("x.png", 1.5, "2.500000", *judged)
-
-
-def page_data(path):
-    """A page, and what its scripts show."""
-    page = path.read_text(encoding="utf-8")
-    return page, json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+def test_what_has_no_fit_is_neither_known_nor_unknown(tmp_path):
+    known = ((float("nan"), False, "–", ""), (0.25, True, "P = 25.0%, unknown", "0.250000,1"))
+    known += ((0.75, False, "P = 75.0%", "0.750000,0"),)
+    triplet = Triplet(("x.png", None, None))
+    hits = [Hit(triplet, 1.5, 2.5, probability, unknown) for probability, unknown, *_ in known]
+    assert [pages.hit_text(hit) for hit in hits] == [text for _, _, text, _ in known]
+    pages.write_hits(SearchResult([triplet], [hits], "d", {}, None), tmp_path / "x.csv")
+    header, *lines = (tmp_path / "x.csv").read_text().splitlines()
+    assert header == "query,rank,gallery,distance,score,probability,unknown"
+    values = [
+        line.removeprefix(f"x.png,{n},x.png,1.500000,2.500000,") for n, line in enumerate(lines, 1)
+    ]
+    assert values == [text or "," for *_, text in known]
 
 
 BOXES = """return [...document.querySelectorAll(".near .triplet")].map((box) => {

@@ -9,7 +9,7 @@ from commands import BASELINE, ROOT, cli_args_for
 from interrupted import call
 from tiny import tiny_cfg
 
-from demo_sdtps.commands import draw, evaluate
+from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from vit_slim.scores import SETTINGS, make_score
@@ -45,7 +45,9 @@ def test_every_command_serves_a_score_from_outside(run, command, tmp_path, tiny_
     weights = ("--weight", folder / "last.pth", "DATASETS.ROOT_DIR", tiny_root)
     evaluated = [
         command(test_net.main, *weights, "--json", tmp_path / "all.json", "TEST.MISS", "all"),
-        command(draw.tokens, *weights, "--samples", 1, "--output", tmp_path / "tokens.png"),
+        command(
+            evaluate.draw_tokens, *weights, "--samples", 1, "--output", tmp_path / "tokens.png"
+        ),
         command(evaluate.flops, *words),
     ]
     assert [(code, stderr) for code, _, stderr in evaluated] == [(0, "")] * len(evaluated)

@@ -30,7 +30,7 @@ function nameOf(index) {
   const { identity, camera, scene, name } = DATA.samples[index];
   if (identity === undefined) return name;
   // Non-breaking spaces: lines end after a comma.
-  return `id\u00a0${identity}, camera\u00a0${camera}${scene === undefined ? "" : `, scene\u00a0${scene}`}`;
+  return `id\u00a0${identity}, camera\u00a0${camera}${DATA.key !== "scene" ? "" : `, scene\u00a0${scene}`}`;
 }
 
 // A figure of a sample with lines of text below it.
@@ -68,11 +68,10 @@ function drawKept(canvas) {
   if (!kept) return;
   const many = DATA.modalities.length;
   [canvas.width, canvas.height] = DATA.stacked ? [columns, many * rows] : [many * columns, rows];
-  const packed = atob(kept);
   const context = canvas.getContext("2d");
   context.fillStyle = `rgba(${DATA.palette.dropped.join(",")})`;
   for (let place = 0; place < many * rows * columns; place++) {
-    if ((packed.charCodeAt(place >> 3) >> (7 - (place & 7))) & 1) continue;
+    if (kept[place] === "1") continue;
     const modality = Math.floor(place / (rows * columns));
     const row = Math.floor(place / columns) % rows;
     const column = place % columns;
@@ -120,11 +119,6 @@ function enlarge(event) {
   copy.querySelector(".triplet").removeAttribute("tabindex");
   showFiles(copy);
   large.replaceChildren(copy);
-  // The application's frame is as high as its page: what is seen of it is in its parent's window.
-  const frame = window.frameElement;
-  const height = Math.min(innerHeight, frame ? parent.innerHeight : innerHeight);
-  large.style.setProperty("--window", `${height}px`);
-  if (frame) large.style.marginTop = `${Math.max(0, Math.min(-frame.getBoundingClientRect().top, innerHeight - height))}px`;
   large.showModal();
 }
 
