@@ -1,6 +1,5 @@
 """SEPS, image-text matching: demo-sdtps seps train shapes --data data, seps test --weight W, seps check shapes"""
 
-from contextlib import suppress
 from pathlib import Path
 
 from demo_sdtps.commands import check_data, flags
@@ -16,14 +15,9 @@ def train() -> None:
         SEPS_SCHEMA,
     )
     with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.runtime.distributed import check_divisible
-        from demo_sdtps.training.loop import fit
-        from demo_sdtps.training.monitor import Stopped
-        from seps.training import make_seps_task
+        from seps import training
 
-        check_divisible(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
-        with suppress(Stopped):  # the run is saved
-            fit(cfg, arguments.overwrite, make_seps_task, SEPS_SCHEMA)
+        training.train(cfg, arguments.overwrite)
 
 
 def test() -> None:

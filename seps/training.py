@@ -1,6 +1,6 @@
 """Training of SEPS (docs/seps.md)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -11,11 +11,10 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.runtime.device import set_seed
-from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
+from demo_sdtps.runtime.distributed import all_gather, check_divisible, wrap_ddp
+from demo_sdtps.training.loop import Loss, fit
 from demo_sdtps.training.optim import group_parameters
-from demo_sdtps.training.output import Resumed
-from demo_sdtps.training.resume import describe_files, digest_lines
-from demo_sdtps.training.run import Evaluation, Loss, Task
+from demo_sdtps.training.run import LAST, Evaluation, digest_lines, file_lines, open_run
 from seps import evaluation
 from seps.captions import (
     CaptionBatch,
@@ -27,24 +26,74 @@ from seps.captions import (
 )
 from seps.losses import SEPSLoss
 from seps.model import SEPS, load_tokenizer, make_seps
+from seps.schema import SEPS_SCHEMA
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
 
 
-class SEPSTask:
-    """Loss and evaluation of SEPS: the dev split when an evaluation is due, the test split after the last epoch. best.pth is
-    the epoch with the largest rSum on the dev split."""
+def train(cfg: CfgNode, overwrite: bool = False) -> None:
+    """Train SEPS by a configuration of SEPS_SCHEMA. A run in OUTPUT_DIR is replaced with `overwrite`, and continued by
+    RESUME."""
+    check_divisible(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
+    with open_run(cfg, overwrite, SEPS_SCHEMA) as run:
+        if run.is_finished:
+            return
+        if cfg.TEST.WEIGHT:
+            raise UserError(
+                f"TEST.WEIGHT is {cfg.TEST.WEIGHT}, but seps train starts from MODEL.PRETRAIN_PATH_T alone; leave it out."
+            )
+        splits = evaluation.read_caption_splits(cfg)
+        tokenizer = load_tokenizer(cfg)
+        set_seed(cfg.SOLVER.SEED)
+        model, origin = make_seps(cfg, pretrained=run.state is None)
+        tokens = {name: encode_captions(cfg, split, tokenizer) for name, split in splits.items()}
+        loader = caption_loader(cfg, splits["train"])
+        data = {
+            name: evaluation.make_retrieval_data(cfg, splits[name], tokens[name], count)
+            for name, count in {"dev": 1, "test": cfg.TEST.FOLDS}.items()
+        }
+        loss = BatchLoss(cfg, model.to(run.device))
+        optimizer = make_seps_optimizer(cfg, model)
 
-    def __init__(self, cfg: CfgNode, model: SEPS, splits: Mapping[str, evaluation.RetrievalData]):
-        self.cfg, self.model, self.splits = cfg, model, splits
+        def begin_epoch(epoch: int) -> None:
+            set_rates(cfg, optimizer, epoch)
+            loss.begin_epoch(epoch)
+
+        sizes = [
+            f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
+            for name, split in splits.items()
+        ]
+        kind = "with" if splits["train"].long_captions else "without"
+        if run.state is not None:
+            origin = f"the weights are those of {run.output / LAST}"
+        notes = [
+            f"{cfg.DATASETS.NAMES}: {', '.join(sizes)}, {kind} long captions",
+            origin,
+            *evaluation.caption_warnings(splits),
+        ]
+        run.begin(model, [optimizer], digest_lines(data_lines(cfg, splits, tokens)), notes)
+        fit(
+            run,
+            loader,
+            loss,
+            begin_epoch,
+            partial(evaluate, cfg, model, data),
+            partial(caption_batches, tokens=tokens["train"]),
+        )
+
+
+class BatchLoss:
+    """The loss of a batch of captions, with its alignment and ratio."""
+
+    def __init__(self, cfg: CfgNode, model: SEPS):
         self.network, self.losses = wrap_ddp(model), make_losses(cfg)
-        self.optimizer = make_seps_optimizer(cfg, model)
+        self.epochs_with_all = cfg.SOLVER.ALL_NEGATIVES_EPOCHS
 
     def begin_epoch(self, epoch: int) -> None:
-        set_rates(self.cfg, self.optimizer, epoch)
-        self.losses.set_max_violation(epoch > self.cfg.SOLVER.ALL_NEGATIVES_EPOCHS)
+        """Count all negatives in the first SOLVER.ALL_NEGATIVES_EPOCHS, then the hardest alone."""
+        self.losses.set_max_violation(epoch > self.epochs_with_all)
 
-    def loss(self, batch: CaptionBatch) -> Loss:
+    def __call__(self, batch: CaptionBatch) -> Loss:
         similarities, masks = self.network(batch.images, *chain(*batch.texts))
         # Each of several processes has the rows of its images, and computes the loss of the whole batch.
         similarities, image_ids = all_gather(similarities.float()), all_gather(batch.image_ids)
@@ -53,17 +102,19 @@ class SEPSTask:
         sums = {"align": align.detach() * count, "ratio": ratio.detach() * count}
         return Loss(loss, count, sums)
 
-    def evaluate(self, epoch: int) -> Evaluation:
-        names = ("dev", "test") if epoch == self.cfg.SOLVER.MAX_EPOCHS else ("dev",)
-        metrics = {
-            name: evaluation.evaluate_retrieval(self.model, self.splits[name]) for name in names
-        }
-        scalars = {
-            f"{split}/{name}": value
-            for split, measures in metrics.items()
-            for name, value in measures.items()
-        }
-        return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics))
+
+def evaluate(
+    cfg: CfgNode, model: SEPS, data: Mapping[str, evaluation.RetrievalData], epoch: int
+) -> Evaluation:
+    """The evaluation after an epoch on the dev split, whose rSum is the score, and after the last one on the test split too."""
+    names = ("dev", "test") if epoch == cfg.SOLVER.MAX_EPOCHS else ("dev",)
+    metrics = {name: evaluation.evaluate_retrieval(model, data[name]) for name in names}
+    scalars = {
+        f"{split}/{name}": value
+        for split, measures in metrics.items()
+        for name, value in measures.items()
+    }
+    return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics))
 
 
 def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
@@ -73,66 +124,16 @@ def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
     return all_gather(masks.mean().unsqueeze(0))
 
 
-def make_seps_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Task:
-    """Data set, towers, weights and loss of `cfg`, on `device`."""
-    if cfg.TEST.WEIGHT:
-        raise UserError(
-            f"TEST.WEIGHT is {cfg.TEST.WEIGHT}, but seps train starts from MODEL.PRETRAIN_PATH_T alone; leave it out."
-        )
-    splits = evaluation.read_caption_splits(cfg)
-    tokenizer = load_tokenizer(cfg)
-    set_seed(cfg.SOLVER.SEED)
-    model, origin = make_seps(cfg, pretrained=not resumed)
-    tokens = {name: encode_captions(cfg, split, tokenizer) for name, split in splits.items()}
-    loader = caption_loader(cfg, splits["train"])
-    folds = {"dev": 1, "test": cfg.TEST.FOLDS}
-    data = {
-        name: evaluation.make_retrieval_data(cfg, splits[name], tokens[name], count)
-        for name, count in folds.items()
-    }
-    sizes = [
-        f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
-        for name, split in splits.items()
-    ]
-    kind = "with" if splits["train"].long_captions else "without"
-    notes = [
-        f"{cfg.DATASETS.NAMES}: {', '.join(sizes)}, {kind} long captions",
-        f"the weights are those of {resumed.path}" if resumed else origin,
-        *evaluation.caption_warnings(splits),
-    ]
-    lines = data_texts(splits, tokens)
+def data_lines(
+    cfg: CfgNode, splits: Mapping[str, ImageTexts], tokens: Mapping[str, Tokens]
+) -> Iterator[str]:
+    """A line for each image file that a run reads, each caption, with its image and its tokens, and each long caption."""
     for name, split in splits.items():
-        lines[f"{name} images"] = describe_files(cfg.DATASETS.ROOT_DIR, split.paths)
-    seps = SEPSTask(cfg, model.to(device), data)
-    return Task(
-        model=model,
-        loader=loader,
-        batches=partial(caption_batches, loader, tokens["train"]),
-        loss=seps.loss,
-        evaluate=seps.evaluate,
-        optimizers=[seps.optimizer],
-        begin_epoch=seps.begin_epoch,
-        describe=lambda means: (
-            f"loss {means['loss']:.3f} (alignment {means['align']:.3f}, ratio {means['ratio']:.5f})"
-        ),
-        unit="captions",
-        digest=digest_lines(lines),
-        notes=notes,
-    )
-
-
-def data_texts(
-    splits: Mapping[str, ImageTexts], tokens: Mapping[str, Tokens]
-) -> dict[str, Iterable[str]]:
-    """What a run reads of each caption, its image and its tokens among it, and of each long caption, by split and kind."""
-    texts: dict[str, Iterable[str]] = {}
-    for name, split in splits.items():
+        yield from file_lines(cfg.DATASETS.ROOT_DIR, split.paths)
         captions = zip(split.image_of, tokens[name].captions, split.captions, strict=True)
-        texts[f"{name} captions"] = map(repr, captions)
+        yield from map(repr, captions)
         if long := tokens[name].long_captions:
-            long_captions = zip(long, split.long_captions or (), strict=True)
-            texts[f"{name} long captions"] = map(repr, long_captions)
-    return texts
+            yield from map(repr, zip(long, split.long_captions or (), strict=True))
 
 
 def make_seps_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:

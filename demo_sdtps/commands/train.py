@@ -1,7 +1,5 @@
 """Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
 
-from contextlib import suppress
-
 from demo_sdtps.commands import flags
 
 
@@ -15,9 +13,7 @@ def main() -> None:
     flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.datasets.unreadable import print_left_out
-        from demo_sdtps.training.monitor import Stopped
         from demo_sdtps.training.reid import train
 
-        with suppress(Stopped):  # the run is saved
-            train(cfg, arguments.overwrite)
+        train(cfg, arguments.overwrite)
         print_left_out()

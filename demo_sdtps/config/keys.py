@@ -1,7 +1,7 @@
 """Every configuration key: default, effect, possible values.
 
-Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load. DeMo's keys that have a
-single value or no effect are rows of left.py.
+Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load; CHECKPOINT_PERIOD is 1,
+as a run resumes at the end of its last epoch. DeMo's keys that have a single value or no effect are rows of left.py.
 """
 
 from __future__ import annotations
@@ -209,8 +209,7 @@ KEYS = (
     Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations, and at the last", *POSITIVE),
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch too, as epoch 0"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
-    Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth", *POSITIVE),
-    Key("SOLVER.CHECKPOINT_MINUTES", 10.0, "minutes between them too; 0: no limit", *NOT_NEGATIVE),
+    Key("SOLVER.CHECKPOINT_PERIOD", 1, "epochs between writes of last.pth", *POSITIVE),
     Key("SOLVER.GRAD_CLIP", 0.0, "maximum norm of the gradient; 0: no clipping", *NOT_NEGATIVE),
     Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD", *POSITIVE),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),

@@ -46,5 +46,8 @@ LEFT = {
     "SOLVER.FLOAT32_MATMUL": LeftKey(
         "default", "float32 products are torch's, and SOLVER.AMP and TEST.AMP bf16 are faster"
     ),
+    "SOLVER.CHECKPOINT_MINUTES": LeftKey(
+        10.0, "a run resumes at the end of an epoch, by SOLVER.CHECKPOINT_PERIOD"
+    ),
 }
 """By key; `demo_sdtps.config.load` reads it."""

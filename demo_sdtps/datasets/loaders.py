@@ -24,7 +24,6 @@ from demo_sdtps.runtime.threads import cpu_cores
 
 # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 CACHE_LIMIT = 1 << 30
-GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/monitor.py)
 
 Decode = Callable[[Paths], Images]
 
@@ -227,19 +226,16 @@ def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
         "num_workers": workers,
         "collate_fn": collate,
         "persistent_workers": workers > 0,
-        "worker_init_fn": _keep_loading,
+        "worker_init_fn": _ignore_interrupt,
         "timeout": cfg.DATALOADER.TIMEOUT if workers else 0,
         "pin_memory": cfg.MODEL.DEVICE != "cpu" and torch.cuda.is_available(),
         "generator": torch.Generator(),
     }
 
 
-def _keep_loading(worker: int) -> None:
-    """Let a loading process, which often receives the signal to stop a run too, work until training has finished its step."""
+def _ignore_interrupt(worker: int) -> None:
+    """Leave Ctrl-C, which a terminal sends to loading processes too, to the process that they load for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
-            signal.signal(number, lambda *_: signal.alarm(GRACE))
 
 
 def epoch_sampler(loader: DataLoader) -> samplers.EpochBatchSampler:

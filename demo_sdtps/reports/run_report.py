@@ -32,7 +32,7 @@ from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.output import CONFIG, LAST
+from demo_sdtps.training.run import CONFIG, LAST
 
 EXTRA_PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 WORST = 20  # queries of an analysis

@@ -28,7 +28,7 @@ from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.runtime.device import choose_device
-from demo_sdtps.runtime.files import SEAL, UNSEALED, has_form, seal
+from demo_sdtps.runtime.files import has_form
 
 logger = logging.getLogger(__name__)
 FEW = 256  # triplets up to which no loading processes are started
@@ -137,8 +137,7 @@ class Extractor(
 
     def _save_pretrained(self, save_directory: Path) -> None:
         file = save_directory / loading.SAVED
-        save_model(self, str(file), metadata={SEAL: UNSEALED})
-        seal(file)
+        save_model(self, str(file))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """README.md of `save_pretrained`: data set, configuration and, where they are known, metrics and commit."""

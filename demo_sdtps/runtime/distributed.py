@@ -211,15 +211,6 @@ def check_equal(thing: object, what: str) -> None:
         )
 
 
-def any_rank(*flags: bool) -> list[bool]:
-    """For each flag, whether it is true in any process."""
-    if world_size() == 1:
-        return list(flags)
-    tensor = torch.tensor(flags, dtype=torch.uint8)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return tensor.bool().tolist()
-
-
 class SyncBatchNorm1d(nn.BatchNorm1d):
     """BatchNorm of features (B, D) with mean and variance, and their gradients, over all processes' batches; torch's own needs
     GPUs."""

@@ -5,20 +5,17 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from demo_sdtps.runtime.errors import UserError
 
 LOCK = ".demo_sdtps.lock"  # name of a folder's lock file
-
-SEAL, UNSEALED = "file_digest", "0" * 64
-"""Entry of the metadata of a file of weights, and its value before `seal`."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,68 +37,28 @@ def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool
 
 
 @contextmanager
-def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
-    """New file in the same folder (created if missing) that replaces `path` at the end, or is removed on failure. The old file
-    is kept as `previous`, if given. Each of several processes writes a file of its own; the last to end replaces the others."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Context manager: a temporary file beside `path`, whose folder is made, that replaces it at the end and is removed on
+    failure. Each of several processes writes a file of its own; the last to end replaces the others. A process that is killed
+    leaves its file, .<name>.<letters>.part."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _open_temporary(path) as file:
-            temporary = Path(file.name)
-            try:
-                yield temporary
-                with open(temporary, "rb+") as written:
-                    # otherwise, after a loss of power, the name could belong to an empty file
-                    os.fsync(written.fileno())
-                if os.name == "nt":  # which renames no open file
-                    file.close()
-                if previous and path.exists():
-                    os.replace(path, previous)
-                os.replace(temporary, path)
-            except BaseException:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
+        try:
+            temporary.touch()
+            yield temporary
+            with open(temporary, "rb+") as written:
+                # otherwise, after a loss of power, the name could belong to an empty file
+                os.fsync(written.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
     except OSError as error:
         raise UserError(
             f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another path."
         ) from None
-
-
-def _open_temporary(path: Path) -> BinaryIO:
-    """An empty file beside `path`, .<name>.<number>.part, whose lock this process has until it is closed. What killed processes
-    have left is taken for it or removed: its lock is free."""
-    mine = None
-    for number in count():
-        temporary = path.with_name(f".{path.name}.{number}.part")
-        is_new = not temporary.exists()
-        if is_new and mine:
-            break
-        with suppress(FileExistsError if is_new else FileNotFoundError):  # another was faster
-            file = open(temporary, "xb" if is_new else "rb+")  # noqa: SIM115 (the caller closes it)
-            if not _is_free(file, temporary, is_new):
-                file.close()
-            elif mine:
-                temporary.unlink()
-                file.close()
-            else:
-                file.truncate()
-                mine = file
-    assert mine
-    return mine
-
-
-def _is_free(file: BinaryIO, path: Path, is_new: bool) -> bool:
-    """Take the lock of an open file: → whether no other process has it, nor has renamed the file since. Without locks, on some
-    file systems, a new file is free."""
-    try:
-        import fcntl  # not on Windows
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return is_new
-    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 @contextmanager
@@ -145,33 +102,6 @@ def sha256(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def seal(path: Path, *others: Path) -> None:
-    """Write the digest of a file of weights, and of others that belong to it, in the place of the digits of its entry SEAL."""
-    (place, _), digest = _seal(path, others)
-    with open(path, "rb+") as file:
-        file.seek(max(0, place))
-        file.write(digest if place >= 0 else b"")
-
-
-def is_sound(path: Path, *others: Path) -> bool:
-    """Whether a file has the digest that `seal` wrote, or none, as files of others."""
-    (place, stored), digest = _seal(path, others)
-    return place < 0 or stored == digest
-
-
-def _seal(path: Path, others: Iterable[Path]) -> tuple[tuple[int, bytes], bytes]:
-    """Place, -1 for none, and digits of a file's digest, and what they are."""
-    content, place, stored = bytearray(path.read_bytes()), -1, b""
-    if match := re.search(SEAL.encode() + rb".{1,40}?([0-9a-f]{64})", content, re.DOTALL):
-        place, stored = match.start(1), bytes(match[1])
-        content[place : place + len(UNSEALED)] = UNSEALED.encode()
-        del match  # which keeps the array from changes of its size
-    digest = hashlib.sha256(content)
-    for other in others:
-        digest.update(other.read_bytes())
-    return (place, stored), digest.hexdigest().encode()
 
 
 def has_form(content: object, form: Any) -> bool:

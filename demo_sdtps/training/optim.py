@@ -8,7 +8,7 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import DeMo
 
 SHORTFALL = 2 / 3  # of BASE_LR, below which the largest rate of a training is warned of
 
@@ -59,6 +59,14 @@ def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.o
     return torch.optim.SGD(
         center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT
     )
+
+
+def make_optimizers(
+    cfg: CfgNode, model: DeMo, center_losses: nn.ModuleList
+) -> list[torch.optim.Optimizer]:
+    """The model's optimiser, and that of the centers, if there are any."""
+    centers = [make_center_optimizer(cfg, center_losses)] if center_losses else []
+    return [make_optimizer(cfg, model), *centers]
 
 
 def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:

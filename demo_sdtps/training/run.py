@@ -1,68 +1,54 @@
-"""A run: the files in OUTPUT_DIR, its progress, and how it starts, is saved, resumed and stopped (docs/develop.md)."""
+"""A run: which one OUTPUT_DIR holds, what it writes there, and how it is continued (docs/develop.md, "Reliability")."""
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from datetime import timedelta
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
-from demo_sdtps.modeling.inference import check_finite
+from demo_sdtps.modeling.checkpoints.names import load_file
 from demo_sdtps.runtime.device import choose_device, choose_precision, log_to, set_seed
 from demo_sdtps.runtime.distributed import (
     all_gather_object,
-    any_rank,
     check_equal,
     is_main,
     rank,
-    world_size,
 )
-from demo_sdtps.runtime.files import LOCK, lock_file, write_json
-from demo_sdtps.training.monitor import LossMonitor, Meter, Stopped, StopRequest, listen
-from demo_sdtps.training.output import (
-    BEST,
-    FINISHED,
-    LAST,
-    LOG,
-    PREVIOUS,
-    Resumed,
-    WriteScalars,
-    prepare_folder,
-    restore_threads,
-    scalar_boards,
-    track_run,
-)
-from demo_sdtps.training.resume import (
-    DIGEST,
-    check_unchanged,
-    find_run,
-    random_states,
-    set_random_states,
-)
+from demo_sdtps.runtime.files import LOCK, atomic_write, lock_file, write_json
+from demo_sdtps.training.record import FINISHED, record_run, restore_threads
+
+LAST, BEST, CONFIG, LOG = "last.pth", "best.pth", "config.yml", "log.txt"
+RUN_FILES = (METRICS, LAST, BEST, RECORD, LOG, "events.out.tfevents.*", ".*.part", CONFIG)
+"""Patterns of a run's files. config.yml is the last: a start that is killed while it removes them leaves a folder in which
+RESUME auto starts the same run."""
+
+RESUMABLE_KEYS = {
+    *("OUTPUT_DIR", "RESUME"),  # the run's folder
+    *("DATASETS.ROOT_DIR", "DATASETS.CACHE", "DATASETS.VERIFY"),  # `Run.begin` compares the files
+    *("DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT"),  # how data are read
+    *("SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD"),  # what is logged and saved
+    *("MODEL.DEVICE_ID", "MODEL.DIST_TRAIN"),  # which of equal GPUs, and how many
+    *("TEST.WEIGHT", "MODEL.TEACHER"),  # last.pth needs no start, and has the digest of the teacher
+    "SOLVER.MAX_EPOCHS",  # the learning rates follow it, which is a warning
+}
+"""Keys that may differ when a run is continued. But for the last, no number depends on them."""
 
 PART = "loss/"  # prefix of the names of the loss's parts
 logger = logging.getLogger(__name__)
-
-
-class Loss(NamedTuple):
-    """The mean loss of a batch, its number of samples, and sums over them of what else is recorded, by name. A name
-    "loss/<part>" is a part of the loss, recorded under "losses"."""
-
-    mean: torch.Tensor
-    samples: int
-    sums: Mapping[str, torch.Tensor]
 
 
 class Evaluation(NamedTuple):
@@ -70,236 +56,292 @@ class Evaluation(NamedTuple):
 
     record: Mapping[str, object]  # entries of the epoch's record in metrics.json
     score: float  # the epoch with the largest is saved as best.pth
-    scalars: Mapping[str, float]  # for the boards, as TensorBoard
+    scalars: Mapping[str, float]  # for TensorBoard
     table: str  # for the log
 
 
-@dataclass(frozen=True)
-class Task:
-    """What the loop is given: a model on its device, and what it is trained by."""
-
-    model: nn.Module
-    loader: DataLoader
-    batches: Callable[[], Iterator[Any]]  # of an epoch of `loader`; a batch has `to(device)`
-    loss: Callable[[Any], Loss]  # of a batch on the device
-    evaluate: Callable[[int], Evaluation]  # after an epoch, 0 for the untrained model
-    optimizers: Sequence[torch.optim.Optimizer]  # the model's first
-    begin_epoch: Callable[[int], object]  # sets what depends on the epoch, from 1, such as rates
-    describe: Callable[[Mapping[str, float]], str]  # an epoch's means in a few words, for the log
-    unit: str  # plural name of a sample, for the log
-    digest: Mapping[str, str]  # of the data, by `digest_lines`
-    can_record: bool = False  # whether the loss and its gradients may be a CUDA graph
-    notes: Sequence[str] = ()  # lines for the log; "WARNING: " begins a warning
-    about: Mapping[str, object] = field(default_factory=dict)  # saved in every checkpoint
-    auxiliary: Mapping[str, nn.Module] = field(default_factory=dict)  # saved in last.pth
-
-
-MakeTask = Callable[[CfgNode, torch.device, Resumed | None], Task]
+@contextmanager
+def open_run(
+    cfg: CfgNode, overwrite: bool = False, schema: Schema = DEMO_SCHEMA
+) -> Iterator["Run"]:
+    """Context manager: the run of `cfg` in OUTPUT_DIR, which no other command may use meanwhile, in each of the processes.
+    Nothing is written or replaced before `Run.begin`. Raises `UserError` where the folder holds a run that is neither to be
+    replaced nor continued."""
+    output = Path(cfg.OUTPUT_DIR)
+    with ExitStack() as files:
+        if is_main():
+            files.enter_context(lock_file(output / LOCK, f"OUTPUT_DIR {output}"))
+        run = Run(cfg, read_last(cfg, overwrite, schema), files)
+        if run.is_finished and is_main():
+            # also one that was killed after its last checkpoint
+            write_json(output / RECORD, read_run(output) | {"status": FINISHED})
+            print_lines(
+                f"The run in {output} is finished (epoch {run.epoch}); nothing is left to do."
+            )
+        yield run
 
 
 class Run:
-    """A run in progress: `epoch` epochs are done, and `step` steps of the next. `records` are those of metrics.json."""
+    """A run in OUTPUT_DIR. `state` is the content of last.pth, from which it is continued, or None, `epoch` the number of
+    epochs that are done, and `records` are those of metrics.json."""
 
-    def __init__(
-        self, cfg: CfgNode, task: Task, stop: StopRequest, write_scalars: WriteScalars | None
-    ):
-        self.cfg, self.task, self.stop, self.write_scalars = cfg, task, stop, write_scalars
-        self.output = Path(cfg.OUTPUT_DIR)
-        self.device = next(task.model.parameters()).device
+    model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+
+    def __init__(self, cfg: CfgNode, state: Mapping | None, files: ExitStack):
+        self.cfg, self.state, self.files = cfg, state, files
+        self.output, self.device = Path(cfg.OUTPUT_DIR), choose_device(cfg)
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
         # Only the gradients of float16 underflow; with other types the scaler does nothing.
         is_half = self.precision is torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_half)
-        self.monitor, self.meter = LossMonitor(), Meter()
-        self.epoch, self.step, self.best = 0, 0, -1.0
-        self.records: list[dict] = []
-        self.saved = self.began = time.monotonic()
-        self.done_before = 0.0  # epochs that earlier processes have done
+        self.epoch, self.best, self.records = 0, -1.0, cast(list[dict], [])
+        if state:
+            self.epoch, self.best, self.records = (
+                state[name] for name in ("epoch", "best", "records")
+            )
+            restore_threads(self.output)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether no epoch is left."""
+        return self.epoch >= self.cfg.SOLVER.MAX_EPOCHS
+
+    @property
     def rate(self) -> float:
         """The largest learning rate of the model's optimiser."""
-        return max(group["lr"] for group in self.task.optimizers[0].param_groups)
+        return max(group["lr"] for group in self.optimizers[0].param_groups)
 
-    def checkpoint(self, is_due: bool = False) -> None:
-        """Save where that is due, after SOLVER.CHECKPOINT_MINUTES, or where a signal asks for it, which ends the run by
-        `Stopped`; one process decides for all."""
-        solver = self.cfg.SOLVER
-        if minutes := solver.CHECKPOINT_MINUTES:
-            is_due = is_due or time.monotonic() - self.saved >= 60 * minutes
-        is_stopped, is_due = any_rank(bool(self.stop.signal), is_due)
-        if is_stopped or is_due:
-            self.save()
-        if is_stopped and self.epoch < solver.MAX_EPOCHS:
-            raise Stopped
+    def begin(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        digest: str,
+        notes: Iterable[str] = (),
+        about: Mapping[str, object] = {},
+        others: Mapping[str, nn.Module] = {},
+    ) -> None:
+        """Prepare OUTPUT_DIR, and set the state of last.pth where the run is continued.
 
-    def evaluate(self, epoch: int) -> Evaluation:
-        """The task's evaluation, which a signal aborts: it is repeated when the run is resumed."""
-        self.checkpoint()
-        # Several processes finish it together: a process that left would block the others.
-        self.stop.is_immediate = world_size() == 1
-        try:
-            return self.task.evaluate(epoch)
-        except Stopped:
-            self.save()
-            raise
-        finally:
-            self.stop.is_immediate = False
+        `model` is on its device, and the first of `optimizers` is the model's. `digest` is that of the data (`digest_lines`),
+        which must be the same in all processes and as it was, `notes` are lines for the log, of which "WARNING: " begins a
+        warning, `about` is saved in every checkpoint, and of `others`, which are trained beside the model, the state in
+        last.pth alone.
+        """
+        self.model, self.optimizers, self.digest = model, optimizers, digest
+        self.about, self.others = about, others
+        check_equal(digest, "files of the data set")
+        if self.state and self.state["digest"] != digest:
+            raise UserError(
+                f"The data, or MODEL.TEACHER, are not those that the run in {self.output} started with: files were added, "
+                "removed, renamed or changed in size, or texts edited; put back what it had, or choose another OUTPUT_DIR."
+            )
+        all_gather_object(None)  # wait: another process may still read what is replaced
+        if is_main():
+            self._open_files()
+        for note in notes:
+            text = note.removeprefix("WARNING: ")  # the log has the level
+            logger.log(logging.INFO if text == note else logging.WARNING, "%s", text)
+        precision, threads = self.precision or torch.float32, torch.get_num_threads()
+        logger.info("device %s, precision %s, threads: %d", self.device, precision, threads)
+        if not is_main():  # processes start with equal models and draw different random numbers
+            set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
+        if self.state:
+            self._restore(self.state)
 
-    def finish_epoch(self) -> None:
-        """Record an epoch whose steps are done, evaluate it where that is due, and save the best checkpoint."""
-        solver, task, meter, epoch = self.cfg.SOLVER, self.task, self.meter, self.epoch + 1
-        self.monitor.flush()
-        rate = self.rate()
-        means = meter.means() | {"lr": rate}
-        terms = "".join(f", {name} {value:.3f}" for name, value in loss_parts(means).items())
-        logger.info(
-            f"epoch {epoch}: {task.describe(means)}{terms}, lr {rate:.2e}, {meter.speed():.0f} {task.unit}/s, "
-            f"waited {100 * meter.waited / meter.seconds:.1f} % for data"
-        )
-        is_last = epoch == solver.MAX_EPOCHS
-        evaluation = self.evaluate(epoch) if is_last or epoch % solver.EVAL_PERIOD == 0 else None
-        self.report(epoch, means, evaluation)
-        self.epoch, self.step, self.meter = epoch, 0, Meter()
-        if evaluation and evaluation.score > self.best:
-            self.best = evaluation.score
-            if is_main():
-                save_checkpoint(self.output / BEST, self.cfg, task.model, epoch, state=task.about)
-        done = epoch - self.done_before
-        if done and not is_last:  # not where evaluation alone was left of it
-            seconds = (time.monotonic() - self.began) / done
-            left = timedelta(seconds=round(seconds * (solver.MAX_EPOCHS - epoch)))
-            logger.info("%d of %d epochs, about %s left", epoch, solver.MAX_EPOCHS, left)
+    def _open_files(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and of training alone
+
+        self.output.mkdir(parents=True, exist_ok=True)
+        # of a run that is continued what a killed process has left half-written
+        unfinished = self.output.glob(".*.part")
+        for file in run_files(self.output) if self.state is None else unfinished:
+            file.unlink()
+        with atomic_write(self.output / CONFIG) as temporary:
+            temporary.write_text(self.cfg.dump(), encoding="utf-8")
+        self.files.enter_context(log_to(self.output / LOG))
+        self.files.enter_context(record_run(self.cfg, self.device, self.epoch))
+        # of a run that is continued the points of the epochs that follow are hidden
+        first = self.epoch + 1 if self.state else None
+        self.board = SummaryWriter(str(self.output), purge_step=first)
+        self.files.callback(self.board.close)
+
+    def _restore(self, state: Mapping) -> None:
+        fill_model(self.model, state["model"], self.output / LAST)
+        for name, module in self.others.items():
+            module.load_state_dict(state[name])
+        for optimizer, content in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(content)
+        if state["scaler"]:  # in float16
+            self.scaler.load_state_dict(state["scaler"])
+        set_random_states(state["random"][rank() % len(state["random"])])
+        logger.info("continuing after epoch %d", self.epoch)
+        epochs = self.cfg.SOLVER.MAX_EPOCHS
+        if state["epochs"] != epochs:
+            logger.warning(
+                f"SOLVER.MAX_EPOCHS is {epochs} and was {state['epochs']}: learning rates follow the new length, so the "
+                "numbers are not those of an unbroken run."
+            )
 
     def report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
-        """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log."""
+        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
         record: dict[str, object] = {"epoch": epoch}
-        record |= {name: value for name, value in means.items() if "/" not in name}
-        if losses := loss_parts(means):
-            record["losses"] = losses
-        scalars = {f"train/{name}": value for name, value in means.items()}
+        record |= {name: mean for name, mean in means.items() if not name.startswith(PART)}
+        parts = {name: mean for name, mean in means.items() if name.startswith(PART)}
+        if parts:
+            record["losses"] = {name.removeprefix(PART): mean for name, mean in parts.items()}
+        scalars = {f"train/{name}": mean for name, mean in means.items()}
         if evaluation:
             record |= evaluation.record
             scalars |= evaluation.scalars
             title = f"epoch {epoch}" + ("" if epoch else " (before training)")
             logger.info("%s\n%s", title, evaluation.table)
         self.records.append(record)
-        if self.write_scalars:  # in the main process
+        if is_main():
             write_json(self.output / METRICS, self.records)
-            self.write_scalars(scalars, epoch)
+            for name, value in scalars.items():
+                self.board.add_scalar(name, value, epoch)
+            self.board.flush()  # before a checkpoint counts the epoch as done
+
+    def finish_epoch(
+        self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None
+    ) -> None:
+        """Report an epoch, and save best.pth where it is the best, and last.pth by SOLVER.CHECKPOINT_PERIOD."""
+        self.report(epoch, {**means, "lr": self.rate}, evaluation)
+        self.epoch = epoch
+        if evaluation and evaluation.score > self.best:
+            self.best = evaluation.score
+            if is_main():
+                save_checkpoint(self.output / BEST, self.cfg, self.model, epoch, self.about)
+        if epoch % self.cfg.SOLVER.CHECKPOINT_PERIOD == 0 or self.is_finished:
+            self.save()
+        if self.is_finished:
+            logger.info("the run is in %s", self.output)
 
     def save(self) -> None:
-        """Write last.pth, from which the run can be resumed; the previous one is kept beside it. Raises `UserError` where the
-        loss, or what the optimisers made of its gradients, is not finite. Learning rates follow from the epoch and are in the
-        optimisers' states; the position in the data is `step`, because the batches of an epoch follow from the seed."""
-        self.monitor.flush()
-        step = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
-        check_finite(f"The weights after {step}", self.task.model.state_dict().values())
+        """Write last.pth, from which the run is continued. Learning rates and batches follow from the epoch."""
         states = all_gather_object(random_states())
-        self.saved = time.monotonic()
-        if not is_main():
-            return
-        task, meter = self.task, self.meter
         state = {
-            **task.about,
-            "step": self.step,
+            **self.about,
+            "epochs": self.cfg.SOLVER.MAX_EPOCHS,
             "best": self.best,
             "records": self.records,
-            "meter": {"seen": meter.count, **vars(meter)},
             "scaler": self.scaler.state_dict(),
-            DIGEST: task.digest,
+            "digest": self.digest,
             "random": states,
-            "optimizers": [optimizer.state_dict() for optimizer in task.optimizers],
-            **{name: module.state_dict() for name, module in task.auxiliary.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            **{name: module.state_dict() for name, module in self.others.items()},
         }
-        path, previous = self.output / LAST, self.output / PREVIOUS
-        save_checkpoint(path, self.cfg, task.model, self.epoch, previous, state)
+        if is_main():
+            save_checkpoint(self.output / LAST, self.cfg, self.model, self.epoch, state)
 
-    def restore(self, resumed: Resumed) -> None:
-        """Set the state that `save` wrote."""
-        state, task = resumed.state, self.task
-        fill_model(task.model, state["model"], resumed.path)
-        for name, module in task.auxiliary.items():
-            module.load_state_dict(state[name])
-        for optimizer, content in zip(task.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(content)
-        if state["scaler"]:  # in float16
-            self.scaler.load_state_dict(state["scaler"])
-        for name in ("epoch", "step", "best", "records"):
-            setattr(self, name, state[name])
-        if self.step:
-            before = state["meter"]
-            totals = {name: total.to(self.device) for name, total in before["totals"].items()}
-            self.meter = Meter(totals, before["seen"], before["seconds"], before["waited"])
-        epoch_sampler(task.loader).begin(self.epoch + 1)  # on which the loader's length depends
-        self.began, self.done_before = time.monotonic(), self.epoch + self.step / len(task.loader)
-        rate, length, epoch = self.rate(), self.cfg.SOLVER.MAX_EPOCHS, self.epoch + 1
-        task.begin_epoch(epoch)
-        if resumed.epochs != length:
-            logger.warning(
-                f"SOLVER.MAX_EPOCHS is {length} and was {resumed.epochs}: learning rates follow the new length, from "
-                f"{rate:.2g} to {self.rate():.2g} in epoch {epoch}, so the numbers are not those of an unbroken run."
+
+def read_last(cfg: CfgNode, overwrite: bool, schema: Schema) -> Mapping | None:
+    """The content of last.pth in OUTPUT_DIR where that run is continued, None to start one there."""
+    output, resumes = Path(cfg.OUTPUT_DIR), cfg.RESUME != "no"
+    files = run_files(output)
+    inputs = {"TEST.WEIGHT": cfg.TEST.WEIGHT, "MODEL.TEACHER": cfg.MODEL.get("TEACHER")}
+    for key, weights in inputs.items():
+        path = Path(weights or "none").resolve()
+        if weights and output.resolve() in (path, path.parent):
+            raise UserError(
+                f"OUTPUT_DIR {output} has {key} {weights} among the files that it replaces; give another OUTPUT_DIR."
             )
-        states = state["random"]
-        if len(states) != world_size():
-            logger.warning(
-                "the run had %d processes and is resumed with %d, so its random numbers differ from here on",
-                len(states),
-                world_size(),
-            )
-        set_random_states(states[rank() % len(states)])
+    if resumes and overwrite:
+        raise UserError(
+            f"OUTPUT_DIR {output} is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out."
+        )
+    if resumes and output / LAST in files:
+        return _read_state(cfg, output / LAST, schema)
+    if cfg.RESUME == "yes" and not files:
+        raise UserError(
+            f"OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct it, or set RESUME to auto or no to start one."
+        )
+    if cfg.RESUME == "auto" and files and _is_begun(cfg, output, schema):
+        # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
+        logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
+    elif files and not overwrite:
+        instead = "to replace it, or RESUME yes to continue it"
+        if output / LAST not in files:
+            instead = f"without RESUME, to replace it; without {LAST} it cannot be continued"
+        raise UserError(
+            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another, or pass --overwrite {instead}."
+        )
+    return None
 
 
-def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
-    """Those of an epoch's means that are parts of the loss, by part."""
-    return {name.removeprefix(PART): mean for name, mean in means.items() if name.startswith(PART)}
+def run_files(output: Path) -> list[Path]:
+    """What is in the folder under the names of a run's files."""
+    return [path for pattern in RUN_FILES for path in sorted(output.glob(pattern))]
 
 
-@contextmanager
-def open_run(
-    cfg: CfgNode, overwrite: bool, make_task: MakeTask, schema: Schema
-) -> Iterator[Run | None]:
-    """The run of `cfg` in OUTPUT_DIR, new or resumed, with its files open in the context; None where it is finished. Nothing is
-    written or replaced before the input has been checked. Only the main process writes."""
-    output = Path(cfg.OUTPUT_DIR)
-    with lock_file(output / LOCK, f"OUTPUT_DIR {output}") if is_main() else nullcontext():
-        device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
-        if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
-            if is_main():
-                # one that was killed after its last checkpoint
-                write_json(output / RECORD, read_run(output) | {"status": FINISHED})
-                print_lines(
-                    f"The run in {output} is finished ({resumed.progress}); nothing is left to do."
-                )
-            yield None
-            return
-        if resumed:
-            restore_threads(output)
-        task = make_task(cfg, device, resumed)
-        check_equal(task.digest, "files of the data set")
-        if resumed:
-            check_unchanged(resumed, task.digest)
-        all_gather_object(None)  # wait: another process may still read what is replaced
-        with ExitStack() as files, listen() as stop:
-            write_scalars = None
-            if is_main():
-                prepare_folder(cfg, resumed.path if resumed else None)
-                files.enter_context(log_to(output / LOG))
-                files.enter_context(track_run(cfg, device, resumed))
-                first = resumed.state["epoch"] + 1 if resumed else None
-                write_scalars = files.enter_context(scalar_boards(cfg, first))
-            run = Run(cfg, task, stop, write_scalars)
-            for note in task.notes:
-                text = note.removeprefix("WARNING: ")  # the log has the level
-                logger.log(logging.INFO if text == note else logging.WARNING, "%s", text)
-            precision, threads = run.precision or torch.float32, torch.get_num_threads()
-            logger.info("device %s, precision %s, threads: %d", device, precision, threads)
-            if not is_main():  # processes start with equal models and draw different random numbers
-                set_seed((cfg.SOLVER.SEED + rank()) % 2**32)
-            if resumed:
-                logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
-                run.restore(resumed)
-            yield run
-            # Nothing can damage the last checkpoint of a finished run any more, so the previous one is not needed.
-            if is_main():
-                (output / PREVIOUS).unlink(missing_ok=True)
-            logger.info("the run is in %s", output)
+def _read_state(cfg: CfgNode, path: Path, schema: Schema) -> Mapping:
+    """The content of last.pth; refused where another key than RESUMABLE_KEYS differs from the run's."""
+    try:
+        state = load_file(path)
+    except ValueError:
+        state = None
+    if not isinstance(state, Mapping) or "digest" not in state:
+        raise UserError(
+            f"The run in {path} cannot be continued: the file is damaged, of an older version, or holds weights alone; start "
+            "it again with --overwrite and without RESUME, or choose another OUTPUT_DIR."
+        )
+    changes = _changes(cfg, load_cfg(StoredText(path, state["config"]), (), schema))
+    if changes:
+        key, (before, now) = next(iter(changes.items()))
+        more = f" ({len(changes) - 1} more keys differ)" if len(changes) > 1 else ""
+        raise UserError(
+            f"{key} is {now}, but the run in {path} was started with {before}{more}; to continue it, give the values that it "
+            "has (config.yml beside it), or choose another OUTPUT_DIR."
+        )
+    return state
+
+
+def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
+    """Whether the folder holds the start of the same run, which has not finished."""
+    with suppress(UserError):  # not a run's configuration
+        changes = _changes(cfg, load_cfg(output / CONFIG, (), schema))
+        return not changes and read_run(output).get("status") != FINISHED
+    return False
+
+
+def _changes(cfg: CfgNode, stored: CfgNode) -> dict[str, tuple[str, str]]:
+    """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
+    before = flatten(stored)
+    return {
+        key: (repr(before[key]), repr(value))
+        for key, value in sorted(flatten(cfg).items())
+        if key not in RESUMABLE_KEYS and before[key] != value
+    }
+
+
+def file_lines(root: str, paths: Iterable[str]) -> list[str]:
+    """A line for each file, its path below `root` and its size; contents of images are not read."""
+    return [f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths]
+
+
+def digest_lines(lines: Iterable[str]) -> str:
+    """A digest of lines, such as `file_lines`."""
+    encoded = (line.encode(errors="surrogatepass") + b"\0" for line in lines)
+    return blake2b(b"".join(encoded), digest_size=16).hexdigest()
+
+
+def random_states() -> dict[str, object]:
+    """The states of the random generators of Python, NumPy and torch, on all devices."""
+    name, keys, *rest = cast(tuple, np.random.get_state())
+    return {
+        "python": random.getstate(),
+        "numpy": (name, keys.tolist(), *rest),
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: Mapping) -> None:
+    """Set the random generators to the states that `random_states` gave."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available():
+        for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state, device)

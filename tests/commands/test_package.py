@@ -15,7 +15,7 @@ from PIL import Image
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
-from demo_sdtps.training.output import commit
+from demo_sdtps.training.record import commit
 from vit_slim.scores.base import Score
 
 PARTS = ["vit_slim", "demo_sdtps", "seps", "synthetic", "studies", "benchmarks"]

@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from itertools import chain
 from multiprocessing import active_children
@@ -24,7 +23,7 @@ from PIL import Image
 from triplets import FIRST, PLAIN, SCALED, catch_message, config, cut_short, image_folder, normalise
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.datasets import loaders, read_splits
+from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import (
     CACHE_LIMIT,
@@ -264,21 +263,6 @@ def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
     *_, message = run.communicate(timeout=120)[1].strip().splitlines()
     assert run.returncode == 2 and "error: The loading processes failed (DataLoader" in message
     assert message.endswith("for a slow disk.")
-
-
-def test_loading_processes_outlive_a_signal_that_stops_the_run(tiny_root, monkeypatch):
-    """For as long as it may take to finish the step; Ctrl-C they ignore."""
-    monkeypatch.setattr(loaders, "GRACE", 2)
-    before, loader = set(active_children()), loading(tiny_root)
-    loaded = batches(loader)
-    next(loaded), next(loaded)  # one of each process, which have both begun
-    workers = set(active_children()) - before
-    for number in (signal.SIGINT, signal.SIGTERM):
-        for worker in workers:
-            os.kill(worker.pid, number)
-        time.sleep(0.5)
-        assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
-    assert len(list(loaded)) == len(loader) - 2
 
 
 def test_too_few_identities_for_a_batch_are_reported(tiny_root):

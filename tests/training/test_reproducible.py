@@ -1,4 +1,4 @@
-"""One seed gives one run, to the last bit; and a run says what it was made with (training/output.py)."""
+"""One seed gives one run, to the last bit; and a run says what it was made with (training/record.py)."""
 
 import json
 import platform
@@ -11,14 +11,11 @@ import pytest
 import timm
 import torch
 import torchvision
-from commands import CONFIG, ONE_LINE, ROOT, cli_args_for
+from commands import ONE_LINE, ROOT, cli_args_for
 from interrupted import call
 
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import load_cfg
-from demo_sdtps.training.loop import fit
-from demo_sdtps.training.output import command, commit
-from demo_sdtps.training.reid import make_task
+from demo_sdtps.training.record import command, commit
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -49,37 +46,6 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs):
     assert all(torch.equal(value, others[key]) for key, value in weights.items())
 
 
-@pytest.mark.parametrize(("asked", "inside"), [("default", 0), ("warn", 2)])
-# of operations that are not deterministic, which the mode "warn" tells
-@pytest.mark.filterwarnings("ignore")
-def test_the_backward_pass_is_deterministic_where_that_is_asked_for(
-    tiny_root, tmp_path, asked, inside
-):
-    """As on a GPU, where a warning would leave the fused attention as it is; the rest of the step is as before."""
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path, "SOLVER.MAX_EPOCHS", 1)
-    cfg = load_cfg(CONFIG, words[2:])
-    modes = {"forward": [], "backward": []}
-
-    def make(*arguments):
-        task = make_task(*arguments)
-        task.model.register_forward_hook(
-            lambda *_: modes["forward"].append(torch.get_deterministic_debug_mode())
-        )
-        next(task.model.parameters()).register_hook(
-            lambda _: modes["backward"].append(torch.get_deterministic_debug_mode())
-        )
-        return task
-
-    torch.set_deterministic_debug_mode(asked)
-    try:
-        before = torch.get_deterministic_debug_mode()
-        fit(cfg, False, make)
-        assert torch.get_deterministic_debug_mode() == before
-    finally:
-        torch.set_deterministic_debug_mode("default")
-    assert set(modes["forward"]) == {before} and set(modes["backward"]) == {inside}
-
-
 def test_a_run_records_what_it_was_made_with(runs):
     record = json.loads((runs["one"] / "run.json").read_text())
     assert record["status"] == "finished" and record["seconds"] > 0 and "error" not in record
@@ -91,30 +57,18 @@ def test_a_run_records_what_it_was_made_with(runs):
     threads = torch.get_num_threads()
     assert record["machine"]["device"] == "cpu" and record["machine"]["threads"] == threads
 
-    interpreter, script, *words = shlex.split(record["command"])
-    assert interpreter == "python" and script == "command"
-    config_file, *opts = words[words.index("--config_file") + 1 :]
-    assert load_cfg(config_file, opts) == load_cfg(runs["one"] / "config.yml")
 
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_the_command_of_a_module_has_no_path(tmp_path):
-    source = "from demo_sdtps.training.output import command\nprint(command())"
-    (tmp_path / "shown.py").write_text(source)
-    words = [sys.executable, "-m", "shown", "two words"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "python -m shown 'two words'"
-
-
-@pytest.mark.parametrize("module", ["demo_sdtps.commands", None])
-def test_the_command_is_recorded_as_it_was_started(monkeypatch, module):
-    """Where the script demo-sdtps is not on the path, it could not be repeated by it."""
-    start = ["-m", module] if module else ["/bin/demo-sdtps"]
-    monkeypatch.setattr(sys, "orig_argv", ["python3", *start, "train", "RESUME", "yes"])
-    monkeypatch.setattr(sys, "argv", ["demo-sdtps train", "RESUME", "yes"])
-    name = "python -m demo_sdtps.commands" if module else "demo-sdtps"
-    assert command() == f"{name} train RESUME yes"
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("python3.11 train_net.py 'two words'", "python train_net.py 'two words'"),
+        ("/bin/python -m demo_sdtps.commands train", "python -m demo_sdtps.commands train"),
+        ("/bin/python /venv/bin/demo-sdtps train a=b", "demo-sdtps train a=b"),
+    ],
+)
+def test_the_command_is_recorded_as_it_was_started(monkeypatch, words, expected):
+    monkeypatch.setattr(sys, "orig_argv", shlex.split(words))
+    assert command() == expected
 
 
 def git(folder, *words):

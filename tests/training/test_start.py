@@ -1,14 +1,13 @@
 """What a training starts from, by which identities best.pth is chosen, and what the call in Python returns."""
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
 import seps_tiny
 import torch
 from commands import CONFIG, checkpoint_file, cli_args_for, load_records
-from interrupted import at
+from interrupted import prepared
 
 import demo_sdtps
 from demo_sdtps.commands import train as train_net
@@ -17,8 +16,6 @@ from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
-from demo_sdtps.training.monitor import Meter, Stopped
-from demo_sdtps.training.reid import make_task
 from seps import commands as seps
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -38,8 +35,8 @@ def test_all_but_classifiers_is_loaded(cfg, tmp_path, cameras):
     """Of other identities; embeddings of cameras where there are as many."""
     path = checkpoint_file(tmp_path / "best.pth", cfg, classes=11, cameras=cameras)
     start = torch.load(path, weights_only=True)["model"]
-    fresh = make_task(cfg, torch.device("cpu"), None).model.state_dict()
-    task = make_task(with_values(cfg, {"TEST.WEIGHT": str(path)}), torch.device("cpu"), None)
+    fresh = prepared(cfg).model.state_dict()
+    task = prepared(with_values(cfg, {"TEST.WEIGHT": str(path)}))
     anew = [*ANEW] if cameras == 4 else ["backbone.camera_embedding", *ANEW]
     for name, tensor in task.model.state_dict().items():
         assert torch.equal(tensor, (fresh if name in anew else start)[name]), name
@@ -50,11 +47,11 @@ def test_all_but_classifiers_is_loaded(cfg, tmp_path, cameras):
 def test_a_start_with_other_parts_is_told_and_another_backbone_refused(cfg, tmp_path):
     path = checkpoint_file(tmp_path / "best.pth", with_values(cfg, {"MODEL.HDM": True}))
     start = with_values(cfg, {"TEST.WEIGHT": str(path), "MODEL.GLOBAL_LOCAL": False})
-    task = make_task(start, torch.device("cpu"), None)
+    task = prepared(start)
     assert any(re.search("not used of it: .*hdm.*pife", text) for text in task.notes)
     other = with_values(start, {"MODEL.PATCH_SIZE": 8, "MODEL.STRIDE_SIZE": [8, 8]})
     with pytest.raises(UserError, match=r"pos_embed has the shape \(1, 33, 64\), not \(1, 9, 64\)"):
-        make_task(other, torch.device("cpu"), None)
+        prepared(other)
 
 
 def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_path):
@@ -66,18 +63,6 @@ def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_p
     assert "leave it out" in refusal(seps.train, *words)
 
 
-@pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)]
-)
-def test_a_signal_ends_the_call_in_python_once_the_run_is_saved(cfg, tmp_path, number, error):
-    """By an exception, and not by the end of the process."""
-    run = with_values(cfg, {"OUTPUT_DIR": str(tmp_path / "run")})
-    with at(Meter, "update", 2, lambda: signal.raise_signal(number)), pytest.raises(error):
-        demo_sdtps.train(run)
-    last = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
-    assert (last["epoch"], last["step"]) == (0, 2)
-
-
 @pytest.mark.slow
 def test_the_call_in_python_and_the_choice_of_the_best_epoch(cfg, tmp_path, caplog):
     """The identities of the validation split are both query and gallery."""
@@ -87,7 +72,6 @@ def test_the_call_in_python_and_the_choice_of_the_best_epoch(cfg, tmp_path, capl
     output = Path(run.OUTPUT_DIR)
     assert trained.metrics == load_records(output) and not trained.model.training
     assert "best.pth is chosen by the split validation" in caplog.text
-    assert re.search(r"^.*1 of 2 epochs, about \d:\d\d:\d\d left$", caplog.text, re.M)
     with pytest.raises(UserError, match="already holds a run"):
         demo_sdtps.train(run)
     again = demo_sdtps.train(with_values(run, {"RESUME": "auto"}))
@@ -100,6 +84,6 @@ def test_the_call_in_python_and_the_choice_of_the_best_epoch(cfg, tmp_path, capl
     data = make_test_data(run, held_out, held_out)
     (rankings,) = evaluate_reid(run, trained.model, data).values()
     assert trained.metrics[-1]["validation"] == reid_record(rankings)
-    evaluation = make_task(run, torch.device("cpu"), None).evaluate(0)
+    evaluation = prepared(with_values(run, {"OUTPUT_DIR": str(tmp_path / "none")})).evaluate(0)
     record = {name: patterns["3"]["mAP"] for name, patterns in evaluation.record.items()}
     assert evaluation.score == record["validation"] != record["patterns"]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, load_records
 from config_files import error
-from interrupted import EVERY_STEP, assert_same, at, call, kill
+from interrupted import assert_same, at, call, kill
 
 from demo_sdtps.commands import evaluate, export
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.training.monitor import Meter
+from demo_sdtps.training.loop import Meter
 
 SLIM = (
     "MODEL.SLIM_BLOCKS",
@@ -44,8 +44,8 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
     ]
     assert call(words(tiny_root, tmp_path / "reference", *more)) == 0
     with at(Meter, "update", 7, kill):
-        assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 130
-    assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 0
+        assert call(words(tiny_root, tmp_path / "run", *more, "RESUME", "auto")) == 130
+    assert call(words(tiny_root, tmp_path / "run", *more, "RESUME", "auto")) == 0
     assert_same(tmp_path / "reference", tmp_path / "run")
 
     weights = torch.load(tmp_path / "run" / "last.pth", weights_only=True)["model"]

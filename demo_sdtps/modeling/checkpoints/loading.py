@@ -69,8 +69,7 @@ def save_checkpoint(
     cfg: CfgNode,
     model: nn.Module,
     epoch: int,
-    previous: Path | None = None,
-    state: Mapping[str, object] | None = None,
+    state: Mapping[str, object] = {},
 ) -> None:
     """Write a model's weights, and `state` beside them, by `save_whole`."""
     content = {
@@ -79,12 +78,12 @@ def save_checkpoint(
         "epoch": epoch,
         "config": cfg.dump(),
     }
-    save_whole({**content, **(state or {})}, path, previous)
+    save_whole({**content, **state}, path)
 
 
-def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:
-    """torch.save by `atomic_write`; an earlier file is kept as `previous`, if given."""
-    with atomic_write(path, previous) as temporary, open(temporary, "wb") as file:
+def save_whole(content: Mapping, path: Path) -> None:
+    """torch.save by `atomic_write`."""
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:
