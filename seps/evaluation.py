@@ -155,7 +155,7 @@ def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
     """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT. The
     data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not its
     weights."""
-    device = prepare_evaluation(cfg, several=True)
+    device = prepare_evaluation(cfg)
     weights = read_weights(cfg.TEST.WEIGHT)
     split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
     distributed.check_equal(split, "images and captions")

@@ -46,7 +46,7 @@ def features() -> None:
 
         if arguments.output.suffix == ".parquet":
             check_extra("A file ending in .parquet", "parquet", {"pyarrow": "pyarrow"})
-        model, splits = load_any_model_and_data(cfg, (arguments.split,), several=True)
+        model, splits = load_any_model_and_data(cfg, (arguments.split,))
         if isinstance(model, ExportedModel):
             model.check_pattern(arguments.return_pattern)
         export_features(cfg, arguments, model, splits[arguments.split])

@@ -32,7 +32,7 @@ def main() -> None:
         )
         from demo_sdtps.runtime.distributed import is_main
 
-        model, splits = load_any_model_and_data(cfg, several=True)
+        model, splits = load_any_model_and_data(cfg)
         data = make_test_data(cfg, splits["query"], splits["gallery"])
         caption = tables.reid_caption(cfg, data)
         if cfg.TEST.CROSS_MODAL:

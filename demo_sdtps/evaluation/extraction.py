@@ -20,24 +20,20 @@ from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.modeling.inference import check_features, compile_model, inference
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.runtime.device import choose_device, choose_precision, set_seed
-from demo_sdtps.runtime.distributed import all_gather_rows, check_equal, check_single
+from demo_sdtps.runtime.distributed import all_gather_rows, check_equal
 from demo_sdtps.runtime.gpu import Recording, can_record, on_cpu
 from demo_sdtps.runtime.progress import progress
 from vit_slim.scores.base import Context
 
 Model = DeMo | ExportedModel
-ENCODED = ("tokens", "global_feats", "missing")
-"""Fields of a `Context` without slimming that have a row for each triplet."""
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
 Decoded = list[list[np.ndarray | None]]
 """Triplets of images uint8 (3, H, W), None for a missing one."""
 
 
-def prepare_evaluation(cfg: CfgNode, several: bool = False) -> torch.device:
+def prepare_evaluation(cfg: CfgNode) -> torch.device:
     """Seed the random generators → the device."""
-    if not several:
-        check_single("an evaluation")
     if not cfg.TEST.WEIGHT:
         raise UserError(
             "No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint, as last.pth or best.pth of a run."
@@ -47,11 +43,11 @@ def prepare_evaluation(cfg: CfgNode, several: bool = False) -> torch.device:
 
 
 def load_model_and_data(
-    cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"), several: bool = False
+    cfg: CfgNode, splits: Sequence[str] = ("query", "gallery")
 ) -> tuple[DeMo, dict[str, list[Sample]]]:
     """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split. The
     numbers of identities and cameras come from the checkpoint, so the training split is not read."""
-    device = prepare_evaluation(cfg, several)
+    device = prepare_evaluation(cfg)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
@@ -64,12 +60,12 @@ def load_model_and_data(
 
 
 def load_any_model_and_data(
-    cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"), several: bool = False
+    cfg: CfgNode, splits: Sequence[str] = ("query", "gallery")
 ) -> tuple[Model, dict[str, list[Sample]]]:
     """`load_model_and_data`, also of an exported file."""
     if not is_exported(cfg.TEST.WEIGHT):
-        return load_model_and_data(cfg, splits, several)
-    prepare_evaluation(cfg, several)
+        return load_model_and_data(cfg, splits)
+    prepare_evaluation(cfg)
     model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
     model.check_settings(cfg)
     model.check_pattern(cfg.TEST.RETURN_PATTERN)
@@ -117,50 +113,40 @@ def encode_cases(
     present = {
         name: image for name, image in images.items() if any(name not in case for case in cases)
     }
-    whole = zeros = _encode_apart(model, present, cam_label.to(device, non_blocking=True))
+
+    def encode(some: ByModality, cameras: torch.Tensor) -> Context:
+        """What becomes of images before anything mixes modalities."""
+        if model.slimming:
+            return Context(model.forward_stem(some, cameras), {}, model.backbone.grid_size)
+        return model.forward_features(some, cameras).context
+
+    whole = zeros = encode(present, cam_label.to(device, non_blocking=True))
     if absent:
         cameras, place = (
             each.to(device, non_blocking=True) for each in cam_label.unique(return_inverse=True)
         )
-        black = {name: _zeros(images[name], len(cameras)) for name in images if name in absent}
-        zeros = _encode_apart(model, black, cameras)
-        rows: dict[str, Any] = {
-            field: {name: values[place] for name, values in getattr(zeros, field).items()}
-            for field in ENCODED
+        black = {
+            name: torch.zeros_like(image[: len(cameras)])
+            for name, image in images.items()
+            if name in absent
         }
-        zeros = replace(zeros, **rows)
+        zeros = encode(black, cameras)
     encoded = []
     for case in cases:
-        context = _mix(whole, zeros, case)
-        if not model.slimming:
-            encoded.append(EncodedTriplets(context))
-            continue
-        black = {name: _zeros(images[name], len(images[name])) for name in images if name in case}
-        encoded.append(model.forward_stages(context.tokens, images | black))
+        fields: dict[str, Any] = {
+            field: {
+                name: rows[name][place] if name in case else rows[name]
+                for name in MODALITIES
+                if name in (rows := getattr(zeros if name in case else whole, field))
+            }
+            for field in ("tokens", "global_feats", "missing")
+        }
+        if model.slimming:
+            black = {name: torch.zeros_like(images[name]) for name in images if name in case}
+            encoded.append(model.forward_stages(fields["tokens"], images | black))
+        else:
+            encoded.append(EncodedTriplets(replace(whole, **fields)))
     return encoded
-
-
-def _encode_apart(model: DeMo, images: ByModality, cameras: torch.Tensor) -> Context:
-    """What becomes of images before anything mixes modalities; with slimming the tokens before its first stage alone."""
-    if model.slimming:
-        return Context(model.forward_stem(images, cameras), {}, model.backbone.grid_size)
-    return model.forward_features(images, cameras).context
-
-
-def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
-    """`count` images of zeros like `image` (B, 3, H, W), in the memory of one."""
-    return torch.zeros_like(image[:1]).expand(count, -1, -1, -1)
-
-
-def _mix(context: Context, zeros: Context, missing: frozenset[str]) -> Context:
-    """`context` with the `missing` modalities of `zeros`."""
-    mixed: dict[str, Any] = {field: {} for field in ENCODED}
-    for name in MODALITIES:
-        source = zeros if name in missing else context
-        for field, rows in mixed.items():
-            if name in getattr(source, field):
-                rows[name] = getattr(source, field)[name]
-    return replace(context, **mixed)
 
 
 def missing_cases(modalities: Sequence[str]) -> dict[str, frozenset[str]]:
@@ -187,50 +173,42 @@ def extract_features(
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
     if isinstance(model, ExportedModel):
-        features = _run_exported(model, loader, cases)
-        columns = model.columns
+        columns, batches_of_cases = model.columns, _exported_features(model, loader, cases)
     else:
-        features = _run_model(cfg, model, loader, cases)
         columns = model.layout.columns
-    # case by case, freeing each shard: seven cases of a large data set take gigabytes
-    if total is not None:
-        features = [all_gather_rows(features.pop(0), total) for _ in cases]
+        batches_of_cases = _model_features(cfg, model, loader, cases)
+    features, by_case = [], [[*blocks] for blocks in zip(*batches_of_cases, strict=True)]
+    for blocks in by_case:
+        rows = torch.cat(blocks)
+        blocks.clear()  # seven cases of a large data set take gigabytes
+        features.append(rows if total is None else all_gather_rows(rows, total))
     check_features("The network's features", features)
     return [{pattern: whole[:, each] for pattern, each in columns.items()} for whole in features]
 
 
-def _run_model(
+def _model_features(
     cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]]
-) -> list[torch.Tensor]:
-    """Pattern 3 of the loader's samples in each case."""
+) -> Iterator[list[torch.Tensor]]:
+    """Pattern 3 of each batch in each case, on the CPU."""
     device, neck = model_device(model), cfg.TEST.NECK_FEAT
-    shape: Any = len(loader.dataset), model.layout.width  # type: ignore[arg-type]
-    features = [torch.empty(shape, dtype=torch.float32) for _ in cases]
-    start = 0
 
     def forward(batch: Batch) -> list[torch.Tensor]:
         return [model(batch.images, batch.cameras, neck=neck)]
 
     forward_whole = Recording(forward) if can_record(cfg, device) else forward
 
-    def feature_blocks() -> Iterator[list[torch.Tensor]]:
-        shown = progress(batches(loader), "extracting features", len(loader), unit="batch")
-        for batch in shown:
-            on_device = batch.to(device)
+    def on_device() -> Iterator[list[torch.Tensor]]:
+        for batch in progress(batches(loader), "extracting features", len(loader), unit="batch"):
+            moved = batch.to(device)
             if is_whole(batch, loader, cases):
-                yield forward_whole(on_device)
+                yield forward_whole(moved)
                 continue
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
-            patterns = extract_patterns(model, on_device.images, batch.cameras, cases, neck)
+            patterns = extract_patterns(model, moved.images, batch.cameras, cases, neck)
             yield [of_case[3] for of_case in patterns]
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
-        for blocks in on_cpu(feature_blocks()):
-            stop = start + len(blocks[0])
-            for whole, block in zip(features, blocks, strict=True):
-                whole[start:stop] = block
-            start = stop
-    return features
+        yield from on_cpu(on_device())
 
 
 def is_whole(batch: Batch, loader: DataLoader, cases: Sequence[frozenset[str]]) -> bool:
@@ -251,13 +229,13 @@ def decoded_triplets(loader: DataLoader) -> Iterator[tuple[Decoded, list[int]]]:
         yield triplets, [dataset.targets[row][1] for row in rows]
 
 
-def _run_exported(
+def _exported_features(
     model: ExportedModel, loader: DataLoader, cases: Sequence[frozenset[str]]
-) -> list[torch.Tensor]:
-    """The file's output for the loader's samples in each case."""
-    features: list[list[torch.Tensor]] = [[] for _ in cases]
+) -> Iterator[list[torch.Tensor]]:
+    """The file's output for each batch in each case."""
     for triplets, cameras in decoded_triplets(loader):
-        for blocks, case in zip(features, cases, strict=True):
+        blocks = []
+        for case in cases:
             present = [
                 [
                     None if name in case else image
@@ -266,4 +244,4 @@ def _run_exported(
                 for triplet in triplets
             ]
             blocks.append(torch.from_numpy(model.features(present, cameras)))
-    return [torch.cat(blocks) for blocks in features]
+        yield blocks

@@ -72,7 +72,7 @@ class SearchResult(NamedTuple):
 
 def search(arguments: Namespace, cfg: CfgNode) -> SearchResult | None:
     """Bring the index up to date in all processes; the main one, which alone has the result, searches."""
-    prepare_evaluation(cfg, several=True)
+    prepare_evaluation(cfg)
     check_extra("demo-sdtps search", "search", {"lancedb": "lancedb", "jinja2": "jinja2"})
     names, folders = cfg.MODEL.MODALITIES, image_folders(cfg)
     check_modality(arguments.flat, folders, arguments.gallery, arguments.query)
