@@ -6,9 +6,9 @@ has an image of it.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import compress, product
 from math import frexp
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,17 +29,16 @@ Modalities = frozenset[str]
 Side = tuple[torch.Tensor, np.ndarray]
 """Features (n, D) of the queries or the gallery, and their `present` (n, 3)."""
 
+Rows = slice | np.ndarray
+"""Some of the queries, or of other samples."""
+Scales = Mapping[tuple[Modalities, Modalities], tuple[Any, Any]]
+"""Mean and deviation of the distances of queries to gallery samples, by the sets of both: (q, 1) each for q queries, or numbers
+for all."""
+
 
 def complete_side(features: torch.Tensor) -> Side:
-    """Features (n, D) of complete triplets."""
+    """The side of complete triplets, by their features (n, D)."""
     return features.detach(), np.ones((len(features), len(MODALITIES)), bool)
-
-
-Take = Callable[[np.ndarray], torch.Tensor]
-"""Features (m, D) of the gallery's samples at ascending indices (m,)."""
-Rows = slice | np.ndarray  # some of the queries
-Scales = Mapping[tuple[Modalities, Modalities], tuple[torch.Tensor, torch.Tensor]]
-"""Mean and deviation, (q, 1) each, of the distances of the q queries of a set to triplets of a set."""
 
 
 def squared_distances(query: torch.Tensor, gallery: torch.Tensor) -> torch.Tensor:
@@ -96,28 +95,26 @@ class Comparison:
     sources: Sequence[Modalities] = ()
     how: str = "all"
     normalise: bool = True
-    scales: Mapping[tuple[Modalities, Modalities], tuple[float, float]] = field(
-        default_factory=dict
-    )
+    scales: Scales = field(default_factory=dict)
 
     @property
     def complete(self) -> Modalities:
         """The modalities of the model."""
         return frozenset[str]().union(*self.sources)
 
-    def groups(self, present: np.ndarray) -> dict[Modalities, slice | np.ndarray]:
-        """The rows of each set in `present` (n, 3): ascending indices, or, without a copy, a slice
-        of all where they are of one set, which they are to the comparison "all"."""
+    def groups(self, present: np.ndarray) -> dict[Modalities, Rows]:
+        """The rows of each set in `present` (n, 3): ascending indices, or a slice of all, without a copy, where they are of one
+        set, as all are to the comparison "all"."""
         if self.how == "all":
             return {self.complete: slice(None)}
         kinds, kind = np.unique(present, axis=0, return_inverse=True)
-        sets = [self.complete.intersection(names_present(row)) for row in kinds]
+        sets = [self.complete.intersection(compress(MODALITIES, row)) for row in kinds]
         if len(sets) == 1:
             return {sets[0]: slice(None)}
-        rows: dict[Modalities, list[int]] = {}
-        for number, each in enumerate(sets):
-            rows.setdefault(each, []).append(number)
-        return {each: np.flatnonzero(np.isin(kind, numbers)) for each, numbers in rows.items()}
+        places: dict[Modalities, list[int]] = {}
+        for place, each in enumerate(sets):
+            places.setdefault(each, []).append(place)
+        return {each: np.flatnonzero(np.isin(kind, some)) for each, some in places.items()}
 
     def is_defined(self, one: Modalities, other: Modalities) -> bool:
         """Whether triplets of these two sets have a distance."""
@@ -139,11 +136,6 @@ def make_comparison(cfg: CfgNode, pattern: int, normalise: bool = True) -> Compa
     subsets = list(modality_subsets(names).values()) if cfg.MODEL.HDM else []
     sources = make_layout(1, names, subsets, True, has_sdtps).sources[pattern]
     return Comparison(tuple(map(frozenset, sources)), cfg.TEST.CROSS_MODAL_DISTANCE, normalise)
-
-
-def names_present(row: np.ndarray) -> list[str]:
-    """The modalities of a row of `present`."""
-    return [name for name, is_there in zip(MODALITIES, row, strict=True) if is_there]
 
 
 def set_name(modalities: Collection[str]) -> str:
@@ -177,7 +169,7 @@ def describe_incomparable(
 ) -> str:
     """A sentence, without its end, on the queries that have a distance from nothing in the gallery; "" where there is none."""
     rows = find_incomparable(comparison, query, gallery)
-    names = ", ".join(sorted({set_name(names_present(row)) for row in query[rows]}))
+    names = ", ".join(sorted({"+".join(compress(MODALITIES, row)) for row in query[rows]}))
     return names and (
         f"Queries without a modality in common with any of the gallery: {len(rows)} of "
         f"{len(query)} ({names}); {setting} all compares them"
@@ -189,54 +181,50 @@ def set_distances(
     query: Side,
     gallery: Side,
     measure: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = squared_distances,
-    scales: Scales = MappingProxyType({}),
+    scales: Scales | None = None,
 ) -> torch.Tensor:
-    """Squared distances (Q, G) float32 by `measure`, less their mean and over their deviation where
-    there are `scales`; infinite where two sets share nothing. Raises `NotFiniteError`."""
-    check_finite(query[0], "features of queries")
-    check_finite(gallery[0], "features of the gallery")
-    sides = [(features, comparison.groups(present)) for features, present in (query, gallery)]
-    (features, groups), (others, other_groups) = sides
-    shape, result = (len(features), len(others)), None
-    for (one, rows), (other, columns) in product(groups.items(), other_groups.items()):
+    """Distances (Q, G) float32 by `measure`, less their mean and over their deviation where there are `scales`; infinite where
+    triplets share no modality. Raises `NotFiniteError`."""
+    (features, present), (others, others_present) = query, gallery
+    check_finite(features, "features of queries")
+    check_finite(others, "features of the gallery")
+    cells = product(comparison.groups(present).items(), comparison.groups(others_present).items())
+    result = torch.full((len(features), len(others)), torch.inf, device=features.device)
+    for (one, rows), (other, columns) in cells:
         if not comparison.is_defined(one, other):
             continue
-        shared = one & other
-        block = measure(
-            *(comparison.view(each, shared) for each in (features[rows], others[columns]))
-        )
-        if (one, other) in scales:
+        sides = (comparison.view(each, one & other) for each in (features[rows], others[columns]))
+        block = measure(*sides)
+        if scales and (one, other) in scales:
             mean, deviation = scales[one, other]
             block = (block - mean) / deviation
-        if block.shape == shape:
+        if block.shape == result.shape:
             return block
-        if result is None:
-            result = block.new_full(shape, torch.inf)
         places = np.arange(len(features))[rows], np.arange(len(others))[columns]
         result[tuple(map(torch.from_numpy, np.ix_(*places)))] = block
-    return torch.full(shape, torch.inf, device=features.device) if result is None else result
+    return result
 
 
 def cohort_scales(
-    comparison: Comparison, query: Side, present: np.ndarray, take: Take
-) -> dict[tuple[Modalities, Modalities], tuple[torch.Tensor, torch.Tensor]]:
-    """What makes distances by different columns comparable: their mean and deviation, by the sets
-    of query and gallery, where a query is compared by several sets of columns.
+    comparison: Comparison,
+    query: Side,
+    present: np.ndarray,
+    take: Callable[[np.ndarray], torch.Tensor],
+) -> Scales:
+    """What makes distances by different columns comparable: their mean and deviation, by the sets of query and gallery, where a
+    query is compared by several sets of columns.
 
-    Those of a query's distances by the shared columns to all triplets of the gallery that have
-    them (at most COHORT, of which nearly all are of other identities); with fewer than FEWEST, by
-    the columns that most have. Or those of the comparison, where it has them for all of these sets.
-    `present` (G, 3) and `take` are the gallery's.
+    Those of a query's distances by the shared columns to all triplets of the gallery that have them (at most COHORT, of which
+    nearly all are of other identities); with fewer than FEWEST, by the columns that most have. Or those of the comparison,
+    where it has them for all of these sets. `present` (G, 3) is the gallery's, `take` gives its features (m, D) at ascending
+    indices (m,).
     """
-    sets = comparison.groups(present)
-    samples: dict[Modalities, torch.Tensor] = {}
-    features, scales = query[0], {}
+    scales: dict[tuple[Modalities, Modalities], tuple[Any, Any]] = {}
+    features, cohorts, sets = query[0], {}, comparison.groups(present)
     for one, rows in comparison.groups(query[1]).items():
         shared = {other: one & other for other in sets if comparison.is_defined(one, other)}
         if len(shared) > 1 and all((one, other) in comparison.scales for other in shared):
-            for other in shared:
-                scale = features.new_tensor(comparison.scales[one, other])
-                scales[one, other] = scale[:1, None], scale[1:, None]
+            scales |= {(one, other): comparison.scales[one, other] for other in shared}
             continue
         if len(set(shared.values())) < 2:
             continue
@@ -247,13 +235,11 @@ def cohort_scales(
         most = max(having, key=lambda each: len(having[each]))
         for other, each in shared.items():
             each = each if len(having[each]) >= FEWEST else most
-            if each not in samples:
-                rows_having = having[each]
-                count = min(len(rows_having), COHORT)
-                samples[each] = take(
-                    rows_having[np.linspace(0, len(rows_having) - 1, count).astype(int)]
-                )
-            views = (comparison.view(side, each) for side in (features[rows], samples[each]))
+            if each not in cohorts:
+                samples = having[each]
+                places = np.linspace(0, len(samples) - 1, min(len(samples), COHORT)).astype(int)
+                cohorts[each] = take(samples[places])
+            views = (comparison.view(side, each) for side in (features[rows], cohorts[each]))
             deviation, mean = torch.std_mean(
                 squared_distances(*views), dim=1, correction=0, keepdim=True
             )

@@ -4,7 +4,7 @@ against any (docs/method.md)."""
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import compress, product
 
 import numpy as np
 import torch
@@ -156,12 +156,10 @@ def exclude_key(cfg: CfgNode) -> str:
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
     present: as published, all columns are compared."""
-    there = [name for name, each in zip(MODALITIES, data.present.T, strict=True) if each.any()]
-    cases = (
-        missing_cases(there)  # of two modalities no case leaves nothing at all
-        if cfg.TEST.MISS == "all"
-        else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
-    )
+    if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
+        cases = missing_cases([*compress(MODALITIES, data.present.any(axis=0))])
+    else:
+        cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
     device = model_device(model)
     return broadcast_from_main(

@@ -12,25 +12,11 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
 from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.evaluation.protocol import CrossModal, TestData
-from demo_sdtps.modeling.checkpoints.records import NUMBER
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 METRICS, RECORD = "metrics.json", "run.json"
 """Names of the files in OUTPUT_DIR with a record of each epoch, and with seed, commit and versions."""
-EPOCH = {
-    "epoch": int,
-    "loss": (None, NUMBER),
-    "accuracy": (None, NUMBER),
-    "patterns": (None, {str(one): {"mAP": NUMBER, "Rank-1": NUMBER} for one in RETURN_PATTERNS}),
-}
-RUN = {
-    **dict.fromkeys(("status", "id", "commit"), (None, str)),
-    "versions": (None, dict),
-    "machine": (None, {"threads": (None, int)}),
-    "resumptions": (None, list),
-}
-"""Forms (`has_form`) of a record of an epoch, and of a run."""
 RANKS = (1, 5, 10)
 MEASURES = ("mAP", *(f"Rank-{k}" for k in RANKS))
 NAME_WIDTH, CASE_WIDTH = 16, 18
@@ -44,12 +30,12 @@ is the true positive rate at a false positive rate of 0.001."""
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """The records of a run's metrics.json, one for each epoch; [] without such a file."""
-    return read_json(folder / METRICS, [EPOCH], [])
+    return read_json(folder / METRICS, [{"epoch": int}], [])
 
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The record of a run's run.json; {} without such a file."""
-    return read_json(folder / RECORD, RUN, {})
+    return read_json(folder / RECORD, dict, {})
 
 
 def evaluated_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,32 +129,32 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "Δ": r"$\Delta$",
-    "×": r"$\times$",
-    "≥": r"$\geq$",
-    "–": "--",
-}
+LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "Δ": r"$\Delta$",
+        "×": r"$\times$",
+        "≥": r"$\geq$",
+        "–": "--",
+    }
+)
 """Signs that LaTeX, with any engine, has otherwise."""
+BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 
 def latex_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A tabular of LaTeX, without packages."""
-
-    def line(cells: Sequence[str]) -> str:
-        texts = ("".join(LATEX.get(sign, sign) for sign in cell) for cell in cells)
-        return (
-            " & ".join(re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text) for text in texts) + r" \\"
-        )
-
+    head, *body = (
+        " & ".join(re.sub(BOLD, r"\\textbf{\1}", cell.translate(LATEX)) for cell in cells) + r" \\"
+        for cells in (headers, *rows)
+    )
     columns = "l" + "r" * (len(headers) - 1)
-    body = [line(headers), r"\hline", *map(line, rows)]
-    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}"])
+    lines = [rf"\begin{{tabular}}{{{columns}}}", head, r"\hline", *body, r"\end{tabular}"]
+    return "\n".join(lines)
 
 
 def write_tables(table: Table, csv_path: Path | None, latex_path: Path | None) -> None:
