@@ -136,53 +136,38 @@ def match_ranks(distances: Distances, query: Labels, gallery: Labels) -> MatchRa
     )
     # of each query the distances of its matches, ascending, and how many others are as near or nearer
     limits, ahead = [], []
-    pairs = NearestPairs(len(order) * len(starts))
+    # the nearest pairs of different identities: as many as the largest rate accepts of all pairs, and one more
+    nearest, largest, pairs = [np.zeros(0, np.float32)], np.inf, 0
+    most = len(starts) * len(order) // min(FALSE_POSITIVE_RATES.values()) + 1
     for rows, block in distances.blocks():
         for number, distance in enumerate(block.cpu().numpy(), start=rows.start):
             same = order[starts[number] : stops[number]]
             is_match = gallery.key[same] != query.key[number]
             limits.append(np.sort(distance[same[is_match]]))
-            if not is_match.any():
-                continue
-            others = np.delete(distance, same)
-            pairs.add(others)
-            # few where features are good, so that sorting is cheap
-            near = np.sort(others[others <= limits[-1][-1]])
-            ahead.append(near.searchsorted(limits[-1], "right"))
+            if is_match.any():
+                others = np.delete(distance, same)
+                # few where features are good, so that sorting is cheap
+                near = np.sort(others[others <= limits[-1][-1]])
+                ahead.append(near.searchsorted(limits[-1], "right"))
+                nearest.append(others[others <= largest])
+                pairs += len(others)
+        near = np.concatenate(nearest)
+        if len(near) > most:
+            near = np.partition(near, most - 1)[:most]
+            largest = near[-1]
+        nearest = [near]
     matches = np.array(list(map(len, limits)), int)
     if not ahead:
         return MatchRanks(np.zeros(0, int), matches, {})
-    rank = np.concatenate(ahead) + count_within(matches)
-    return MatchRanks(rank, matches, pairs.rates(np.concatenate(limits)))
-
-
-class NearestPairs:
-    """The nearest pairs of a query and a sample of another identity, of `most` pairs that there may be: as many as the largest
-    of FALSE_POSITIVE_RATES accepts, and one more."""
-
-    def __init__(self, most: int):
-        self.most = most // min(FALSE_POSITIVE_RATES.values()) + 1
-        self.nearest: list[np.ndarray] = []
-        self.limit, self.kept, self.count = np.inf, 0, 0
-
-    def add(self, distances: np.ndarray) -> None:
-        """Add the distances (n,) of more pairs."""
-        near = distances[distances <= self.limit]
-        self.nearest.append(near)
-        self.kept += len(near)
-        self.count += len(distances)
-        if self.kept > 2 * self.most:
-            nearest = np.partition(np.concatenate(self.nearest), self.most)[: self.most]
-            self.nearest, self.limit, self.kept = [nearest], nearest.max(), self.most
-
-    def rates(self, matches: np.ndarray) -> dict[str, float]:
-        """`Ranking.tpr`: the share of the matches, of these distances (m,), that are nearer than all pairs but those which the
-        rate accepts."""
-        nearest = np.append(np.sort(np.concatenate(self.nearest)), np.inf)
-        return {
-            name: float((matches < nearest[self.count // of]).mean())
+    thresholds, distance = np.append(np.sort(nearest[0]), np.inf), np.concatenate(limits)
+    return MatchRanks(
+        np.concatenate(ahead) + count_within(matches),
+        matches,
+        {
+            name: float((distance < thresholds[pairs // of]).mean())
             for name, of in FALSE_POSITIVE_RATES.items()
-        }
+        },
+    )
 
 
 def average_precisions(rank: np.ndarray, matches: np.ndarray) -> np.ndarray:
