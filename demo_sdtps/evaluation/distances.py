@@ -108,7 +108,7 @@ class Comparison:
         if self.how == "all":
             return {self.complete: slice(None)}
         kinds, kind = np.unique(present, axis=0, return_inverse=True)
-        sets = [self.complete.intersection(compress(MODALITIES, row)) for row in kinds]
+        sets = [self.complete.intersection(names_present(row)) for row in kinds]
         if len(sets) == 1:
             return {sets[0]: slice(None)}
         places: dict[Modalities, list[int]] = {}
@@ -138,6 +138,11 @@ def make_comparison(cfg: CfgNode, pattern: int, normalise: bool = True) -> Compa
     return Comparison(tuple(map(frozenset, sources)), cfg.TEST.CROSS_MODAL_DISTANCE, normalise)
 
 
+def names_present(row: np.ndarray) -> list[str]:
+    """The modalities of a row of `present`."""
+    return list(compress(MODALITIES, row))
+
+
 def set_name(modalities: Collection[str]) -> str:
     """A set of modalities as text: RGB+TI."""
     return "+".join(name for name in MODALITIES if name in modalities)
@@ -160,19 +165,13 @@ def find_incomparable(comparison: Comparison, query: np.ndarray, gallery: np.nda
     return np.flatnonzero(has_none)
 
 
-def describe_incomparable(
-    comparison: Comparison,
-    query: np.ndarray,
-    gallery: np.ndarray,
-    *,
-    setting: str = "TEST.CROSS_MODAL_DISTANCE",
-) -> str:
+def describe_incomparable(comparison: Comparison, query: np.ndarray, gallery: np.ndarray) -> str:
     """A sentence, without its end, on the queries that have a distance from nothing in the gallery; "" where there is none."""
     rows = find_incomparable(comparison, query, gallery)
-    names = ", ".join(sorted({"+".join(compress(MODALITIES, row)) for row in query[rows]}))
+    names = ", ".join(sorted({set_name(names_present(row)) for row in query[rows]}))
     return names and (
         f"Queries without a modality in common with any of the gallery: {len(rows)} of "
-        f"{len(query)} ({names}); {setting} all compares them"
+        f"{len(query)} ({names}); TEST.CROSS_MODAL_DISTANCE all compares them"
     )
 
 

@@ -113,14 +113,6 @@ def check_divisible(cfg: CfgNode, groups: int, what: str) -> None:
         )
 
 
-def check_single(what: str) -> None:
-    """Raise `UserError` where torchrun has started several processes for a command that supports one."""
-    if env_world_size() > 1:
-        raise UserError(
-            f"torchrun has started {env_world_size()} processes, but {what} runs in one; start it with python."
-        )
-
-
 def env_world_size() -> int:
     """The number of processes that torchrun has started, with or without a process group."""
     return int(os.environ.get("WORLD_SIZE", 1))

@@ -49,11 +49,11 @@ def test_values_of_other_types_in_a_calibration_are_refused(weights, tmp_path):
             stored_calibration(checkpoint)
 
 
-@pytest.mark.parametrize("content", [{"machine": {"threads": "2"}}, {"versions": [1]}])
-def test_a_record_of_a_run_with_values_of_other_types_counts_as_missing(tmp_path, caplog, content):
-    (tmp_path / "run.json").write_text(json.dumps(content))
+@pytest.mark.parametrize("content", ["{", "[1, 2]"])
+def test_a_record_of_a_run_that_is_damaged_counts_as_missing(tmp_path, caplog, content):
+    (tmp_path / "run.json").write_text(content)
     assert read_run(tmp_path) == {} and "run.json is damaged" in caplog.messages[-1]
-    (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1, "loss": "x"}]))
+    (tmp_path / "metrics.json").write_text(content)
     with pytest.raises(UserError, match=r"no metrics\.json with evaluated epochs"):
         evaluated_run(tmp_path)
 
