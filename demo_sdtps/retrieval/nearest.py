@@ -5,11 +5,9 @@ computed in float64 for the samples that are shown: samples of equal features ha
 lie, and are in the order of the gallery's rows.
 """
 
-import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -178,20 +176,6 @@ def distances(queries: np.ndarray, gallery: View, rows: np.ndarray) -> np.ndarra
         features = gallery.take(line[line >= 0]).double().numpy()
         near[line >= 0] = np.square(features - query).sum(axis=1)
     return values
-
-
-def write_csv(
-    path: Path, queries: Sequence[str], hits: Iterable[Iterable[tuple]], columns: Sequence[str] = ()
-) -> None:
-    """Write a line for each hit, by query and rank from 1, given the files of queries, and of hits with their distances and
-    the values of further `columns`."""
-    # A file name may have bytes that are not UTF-8, which are written as they are.
-    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("query", "rank", "gallery", "distance", *columns))
-        for query, line in zip(queries, hits, strict=True):
-            for rank, (hit, distance, *more) in enumerate(line, start=1):
-                writer.writerow((query, rank, hit, f"{distance:.6f}", *more))
 
 
 def _smallest_products(
