@@ -100,7 +100,7 @@ class Extractor(
     def _extract(
         self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool
     ) -> np.ndarray:
-        self.to(choose_device(self.cfg))
+        self.to(choose_device(self.cfg), torch.float32)  # after half() or double(), too
         changes: dict[str, Any] = {"DATASETS.NAMES": "Images", "DATASETS.CACHE": "no"}
         if len(triplets) <= FEW:
             changes["DATALOADER.NUM_WORKERS"] = 0

@@ -156,7 +156,7 @@ def _begin(index: Index, triplets: Sequence[Triplet], width: int) -> tuple[Chang
     for label in labels:
         if label in (*COLUMNS, FEATURE) or not label or {".", "`"} & {*label}:
             raise UserError(
-                f"The index has no column {label!r} for a label of the gallery's images; rename it."
+                f"The index has no column {label!r} for a label of {index.facts['gallery']}; rename it."
             )
     texts = index.texts(progress(triplets, "looking for changes", unit="triplet"), labels)
     types = {name: pa.string() for name in COLUMNS} | {n: label_type(texts[n]) for n in labels}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from demo_sdtps.retrieval.calibration import Calibration
 
 READ_ELEMENTS = 1 << 21  # numbers of features in memory at a time, 4 bytes each
-PRODUCT_ELEMENTS = 1 << 24  # products of queries and gallery in memory at a time
+PRODUCT_ELEMENTS = 1 << 24  # products, or differences, of queries and gallery in memory at a time
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 5e-6  # of (|q| + |g|)², by which a product in float32 may be wrong
 
@@ -172,10 +172,13 @@ def _reranked(how: Comparison, query: Side, gallery: Gallery, rows: np.ndarray) 
 def distances(queries: np.ndarray, gallery: View, rows: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
     values = np.full(rows.shape, np.inf, np.float32)
-    for query, line, near in zip(queries, rows, values, strict=True):
-        features = gallery.take(line[line >= 0]).double().numpy()
-        near[line >= 0] = np.square(features - query).sum(axis=1)
-    return values
+    size = max(1, PRODUCT_ELEMENTS // (rows.shape[1] * queries.shape[1]))
+    for start in range(0, len(rows), size):
+        unique, places = np.unique(rows[start : start + size].clip(0), return_inverse=True)
+        features = gallery.take(unique).double().numpy()
+        for number, line in enumerate(places.reshape(-1, rows.shape[1]), start):
+            values[number] = np.square(features[line] - queries[number]).sum(axis=1)
+    return np.where(rows < 0, np.float32(np.inf), values)
 
 
 def _smallest_products(
