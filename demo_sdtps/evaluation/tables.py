@@ -15,6 +15,7 @@ from demo_sdtps.evaluation.protocol import CrossModal, TestData
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.files import atomic_write, read_json
 
+NUMBER = (int, float)
 METRICS, RECORD = "metrics.json", "run.json"
 """Names of the files in OUTPUT_DIR with a record of each epoch, and with seed, commit and versions."""
 RANKS = (1, 5, 10)

@@ -34,7 +34,6 @@ from demo_sdtps.evaluation.distances import (
 from demo_sdtps.evaluation.extraction import extract_features, missing_cases
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint, stored_config
-from demo_sdtps.modeling.checkpoints.records import CALIBRATION
 from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.retrieval.gallery import model_keys
 from demo_sdtps.runtime.files import read_json, sha256
@@ -239,12 +238,13 @@ def stored_calibration(checkpoint: Checkpoint) -> dict[str, Any] | None:
     path = calibration_file(checkpoint.path)
     if not path.exists():
         return checkpoint.origin.get("calibration")
-    record = read_json(path, CALIBRATION, {}, "run demo-sdtps calibrate again, or remove it")
+    form = {"checkpoint_sha256": str, "settings": dict, "patterns": dict}
+    record = read_json(path, form, {}, "run demo-sdtps calibrate again, or remove it")
     if record["checkpoint_sha256"] != sha256(checkpoint.path):
         advice = "run demo-sdtps calibrate again with --overwrite"
         logger.warning("%s is of other weights, and is not used; %s.", path, advice)
         return None
-    return {name: record[name] for name in CALIBRATION}
+    return record
 
 
 def make_calibrations(record: Mapping[str, Any] | None, cfg: CfgNode) -> dict[int, Calibration]:

@@ -28,7 +28,6 @@ from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.runtime.device import choose_device
-from demo_sdtps.runtime.files import has_form
 
 logger = logging.getLogger(__name__)
 FEW = 256  # triplets up to which no loading processes are started
@@ -78,9 +77,8 @@ class Extractor(
         origin: dict[str, Any] | None = None,
     ):
         super().__init__()
-        arguments = {"settings": settings, "num_class": num_class, "camera_num": camera_num}
         # `from_pretrained` passes what config.json has
-        if not (settings and has_form({**arguments, "origin": origin}, loading.SAVED_FORM)):
+        if not settings:
             raise UserError(
                 "There is no configuration of the model; give a folder or a repository that save_pretrained or "
                 "push_to_hub has written, with its config.json."

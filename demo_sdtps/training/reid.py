@@ -24,9 +24,13 @@ from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, train_loader
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, reid_record, reid_table
-from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint, start_from
+from demo_sdtps.modeling.checkpoints.loading import (
+    CLASSES,
+    load_weights,
+    read_checkpoint,
+    start_from,
+)
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
-from demo_sdtps.modeling.checkpoints.records import CLASSES
 from demo_sdtps.modeling.demo import DeMo, make_model, missing_modalities
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.inference import compile_model

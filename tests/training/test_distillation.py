@@ -16,7 +16,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import Batch
-from demo_sdtps.modeling.checkpoints.records import CLASSES
+from demo_sdtps.modeling.checkpoints.loading import CLASSES
 from demo_sdtps.training.loop import Meter
 from demo_sdtps.training.reid import class_digest
 from demo_sdtps.training.run import PART

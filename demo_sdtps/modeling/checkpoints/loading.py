@@ -23,9 +23,8 @@ from demo_sdtps.modeling.checkpoints.names import (
     named_tensors,
     rename,
 )
-from demo_sdtps.modeling.checkpoints.records import ORIGIN
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
-from demo_sdtps.runtime.files import atomic_write, has_form, read_json
+from demo_sdtps.runtime.files import atomic_write, read_json
 
 MAX_NAMED = 3
 CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
@@ -39,12 +38,10 @@ IN_TRAINING = re.compile(
     r"TEST\.|MODEL\.(DROP_|ATT_DROP|FROZEN|SDTPS_\w*GUMBEL|ID_|IF_|METRIC_|TRIPLET_|NO_MARGIN|\w+_LOSS_WEIGHT)"
 )
 """Keys with which a checkpoint may be evaluated or trained: they are not part of the model in evaluation."""
-SAVED_FORM = {
-    "settings": (None, str),
-    "num_class": (None, int),
-    "camera_num": (None, int),
-    "origin": (None, ORIGIN),
-}
+CLASSES = "class_digest"
+"""Entry of a checkpoint: the digest of the training images and whose they are, the same where its classes are."""
+ORIGIN = ("dataset", "data", CLASSES, "cameras", "epoch", "commit", "metrics", "calibration")
+"""Entries of a checkpoint, or of a saved `Extractor`, on its training."""
 
 logger = logging.getLogger(__name__)
 
@@ -113,13 +110,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             "); give a checkpoint that train_net.py wrote, or one of DeMo."
         )
     cameras = len(weights[CAMERAS]) if CAMERAS in weights else content.get("camera_num", 1)
-    # those of other code may be anything
-    origin = {
-        name: content[name]
-        for name, form in ORIGIN.items()
-        if content.get(name) is not None and has_form(content[name], form)
-    }
     text = str(content.get("config") or "")
+    # Without a configuration the file is of other code, in which such entries may be anything.
+    names = ORIGIN if text else ()
+    origin = {name: content[name] for name in names if content.get(name) is not None}
     return Checkpoint(path, weights, classes[0], cameras, origin, text, has_demo_names)
 
 
@@ -181,7 +175,7 @@ def _load(name: str | Path, without_weights: bool = False) -> tuple[Path, Mappin
     content = content if isinstance(content, Mapping) else {}
     if path.suffix == ".safetensors":
         advice = "save the model again by save_pretrained"
-        about = read_json(path.with_name(SAVED_CONFIG), SAVED_FORM, {}, advice)
+        about = read_json(path.with_name(SAVED_CONFIG), dict, {}, advice)
         content = {
             **(about.get("origin") or {}),
             "config": about.get("settings"),
