@@ -1,19 +1,21 @@
 """The result of a study, a JSON file: the figures of its runs, the choice of learning rates by them, and its tables: means over
 seeds, and differences paired by seed."""
 
+import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.extraction import CASES
-from demo_sdtps.evaluation.tables import PATTERN_NAMES, Table, markdown_table, spread
-from demo_sdtps.runtime.files import read_json
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, markdown_table
+from demo_sdtps.runtime.files import atomic_write, read_json
 
 INCOMPLETE = [case for case, missing in CASES.items() if missing]
 FINALISTS = 3
@@ -184,6 +186,62 @@ def study_markdown(result: Result) -> str:
     if failures:
         sections.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
     return "\n\n".join(sections)
+
+
+class Table(NamedTuple):
+    """A table of texts."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "Δ": r"$\Delta$",
+        "×": r"$\times$",
+        "≥": r"$\geq$",
+        "–": "--",
+    }
+)
+"""Signs that LaTeX, with any engine, has otherwise."""
+BOLD = re.compile(r"\*\*(.+?)\*\*")
+
+
+def latex_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A tabular of LaTeX, without packages."""
+    head, *body = (
+        " & ".join(re.sub(BOLD, r"\\textbf{\1}", cell.translate(LATEX)) for cell in cells) + r" \\"
+        for cells in (headers, *rows)
+    )
+    columns = "l" + "r" * (len(headers) - 1)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", head, r"\hline", *body, r"\end{tabular}"]
+    return "\n".join(lines)
+
+
+def write_tables(table: Table, csv_path: Path | None, latex_path: Path | None) -> None:
+    """Write a table to the files that are named."""
+    if csv_path:
+        with (
+            atomic_write(csv_path) as temporary,
+            open(temporary, "w", encoding="utf-8", newline="") as file,
+        ):
+            csv.writer(file).writerows([table.headers, *table.rows])
+    if latex_path:
+        with atomic_write(latex_path) as temporary:
+            temporary.write_text(latex_table(*table) + "\n", encoding="utf-8")
+
+
+def spread(values: Iterable[float]) -> str:
+    """The mean, and the standard deviation of several."""
+    array = np.array(list(values))
+    if not len(array):
+        return "–"
+    return f"{array.mean():.1f}" + (f" ± {array.std(ddof=1):.1f}" if len(array) > 1 else "")
 
 
 def study_table(result: Result) -> Table:

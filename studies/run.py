@@ -100,8 +100,7 @@ def main() -> None:
     check_output_file(path, ".json", overwrite=True)
     study = read_study(arguments.study)
 
-    from demo_sdtps.evaluation.tables import write_tables
-    from studies.report import chosen_rates, study_markdown, study_table
+    from studies.report import chosen_rates, study_markdown, study_table, write_tables
     from studies.runs import make_result
 
     rates = chosen_rates(ROOT / "docs" / "results") | chosen_rates(path.parent)

@@ -73,10 +73,6 @@ class TestData:
         )
         return query, gallery
 
-    def without(self, missing: Collection[str]) -> "TestData":
-        """The same, where features are of images without the modalities in `missing`."""
-        return replace(self, present=self.present & [name not in missing for name in MODALITIES])
-
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
     """The distinct samples of query and gallery; in some data sets both have the same images."""
@@ -193,9 +189,17 @@ def ranked_distances(
     return measure_distances(comparison, query, gallery)
 
 
-def select_side(cfg: CfgNode, features: torch.Tensor, data: TestData, rows: torch.Tensor) -> Side:
-    """Query or gallery, the `rows` of features (samples, D): normalised, and what is present in them."""
-    return normalise(cfg, features[rows]), data.present[rows.numpy()]
+def select_side(
+    cfg: CfgNode,
+    features: torch.Tensor,
+    data: TestData,
+    rows: torch.Tensor,
+    missing: Collection[str] = (),
+) -> Side:
+    """Query or gallery, the `rows` of features (samples, D): normalised, and what is present in them, which are of images
+    without the `missing` modalities."""
+    present = data.present[rows.numpy()] & [name not in missing for name in MODALITIES]
+    return normalise(cfg, features[rows]), present
 
 
 def normalise(cfg: CfgNode, features: torch.Tensor) -> torch.Tensor:
@@ -233,10 +237,10 @@ def rank_sets(
     matrices: dict[str, dict[str, dict[str, float | None]]] = {"mAP": {}, "Rank-1": {}}
     for one, other in product(sets, repeat=2):
         query, gallery = (
-            select_side(cfg, features[case][pattern].to(device), data.without(CASES[case]), rows)
+            select_side(cfg, features[case][pattern].to(device), data, rows, CASES[case])
             for case, rows in ((sets[one], data.query), (sets[other], data.gallery))
         )
-        cell: dict[str, float | None] = {"mAP": None, "Rank-1": None}
+        cell: dict[str, float | None] = dict.fromkeys(matrices)
         if len(find_incomparable(comparison, query[1], gallery[1])) < len(data.query):
             distances = measure_distances(comparison, query, gallery)
             ranking = score_distances(distances, *data.labels)

@@ -1,19 +1,16 @@
 """Records, tables and captions of evaluations."""
 
-import csv
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
 from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.evaluation.protocol import CrossModal, TestData
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.runtime.files import atomic_write, read_json
+from demo_sdtps.runtime.files import read_json
 
 NUMBER = (int, float)
 METRICS, RECORD = "metrics.json", "run.json"
@@ -123,71 +120,18 @@ def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = 
     return "\n".join(lines)
 
 
-class Table(NamedTuple):
-    """A table of texts."""
-
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-LATEX = str.maketrans(
-    {
-        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "Δ": r"$\Delta$",
-        "×": r"$\times$",
-        "≥": r"$\geq$",
-        "–": "--",
-    }
-)
-"""Signs that LaTeX, with any engine, has otherwise."""
-BOLD = re.compile(r"\*\*(.+?)\*\*")
-
-
-def latex_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A tabular of LaTeX, without packages."""
-    head, *body = (
-        " & ".join(re.sub(BOLD, r"\\textbf{\1}", cell.translate(LATEX)) for cell in cells) + r" \\"
-        for cells in (headers, *rows)
-    )
-    columns = "l" + "r" * (len(headers) - 1)
-    lines = [rf"\begin{{tabular}}{{{columns}}}", head, r"\hline", *body, r"\end{tabular}"]
-    return "\n".join(lines)
-
-
-def write_tables(table: Table, csv_path: Path | None, latex_path: Path | None) -> None:
-    """Write a table to the files that are named."""
-    if csv_path:
-        with (
-            atomic_write(csv_path) as temporary,
-            open(temporary, "w", encoding="utf-8", newline="") as file,
-        ):
-            csv.writer(file).writerows([table.headers, *table.rows])
-    if latex_path:
-        with atomic_write(latex_path) as temporary:
-            temporary.write_text(latex_table(*table) + "\n", encoding="utf-8")
-
-
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
     return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
 
 
-def spread(values: Iterable[float]) -> str:
-    """The mean, and the standard deviation of several."""
-    array = np.array(list(values))
-    if not len(array):
-        return "–"
-    return f"{array.mean():.1f}" + (f" ± {array.std(ddof=1):.1f}" if len(array) > 1 else "")
-
-
 def reid_caption(cfg: CfgNode, data: TestData) -> str:
     """One line on what is evaluated: data, queries, weights and options."""
-    caption = f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+    queries = f"{len(data.query)} queries"
+    queries += "" if data.matched == len(data.query) else f", {data.matched} with a match"
+    place = f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}"
+    caption = f"{place}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
     return "; ".join([caption, *equal_patterns(cfg)])
 
 
@@ -198,18 +142,11 @@ def equal_patterns(cfg: CfgNode) -> list[str]:
     return ["the model has no enhanced features: its return patterns are equal"]
 
 
-def data_caption(cfg: CfgNode, data: TestData) -> str:
-    """The data set, its folder and the number of queries."""
-    queries = f"{len(data.query)} queries"
-    queries += "" if data.matched == len(data.query) else f", {data.matched} with a match"
-    return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}"
-
-
 def options(cfg: CfgNode) -> str:
     """The options of TEST that are not at their defaults, each after a comma."""
-    missing = frozenset() if cfg.TEST.MISS == "all" else missing_modalities(cfg.TEST.MISS)
+    missing = [] if cfg.TEST.MISS == "all" else missing_names(cfg.TEST.MISS)
     notes = (
-        (f"without {' and '.join(_in_order(missing))}", missing),
+        (f"without {' and '.join(missing)}", missing),
         ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
         (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"),
         ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
@@ -227,9 +164,10 @@ def distance_name(cfg: CfgNode) -> str:
 
 def case_name(case: str) -> str:
     """A case of missing modalities as tables show it: 'rn' → 'rn: RGB, NI'."""
-    missing = missing_modalities(case)
-    return f"{case}: {', '.join(_in_order(missing))}" if missing else case
+    missing = missing_names(case)
+    return f"{case}: {', '.join(missing)}" if missing else case
 
 
-def _in_order(modalities: frozenset[str]) -> list[str]:
-    return [modality for modality in MODALITIES if modality in modalities]
+def missing_names(case: str) -> list[str]:
+    """The missing modalities of a case, RGB first."""
+    return [name for name in MODALITIES if name in missing_modalities(case)]
