@@ -12,7 +12,7 @@ import demo_sdtps
 from benchmarks.rows import Row
 from benchmarks.timing import in_turns, infer
 from demo_sdtps.evaluation.operations import total_macs
-from vit_slim.slim import KEEP
+from vit_slim.api import KEEP
 
 MODELS = {
     "ViT-S/16": "vit_small_patch16_224",

@@ -1,11 +1,10 @@
-"""Baselines of slimming as stages in its harness, such as MODEL.SLIM_SCORE studies.baselines:EViT (slimming.yml).
+"""Rivals of token pruning as scores with a way of their own through a block, such as MODEL.SLIM_SCORE studies.baselines:EViT.
 
 Each drops and merges as its paper says, between two blocks in place of inside one; a second loss in training is left out. None
 of them knows of other modalities, so that every modality keeps its own patches, as with MODEL.SLIM_SHARED False.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,15 +19,8 @@ from studies.attention import (
     check_attention,
     keys,
 )
-from vit_slim.stage import (
-    Slimming,
-    Step,
-    append_token,
-    keep_tokens,
-    make_context,
-    make_record,
-)
-from vit_slim.state import State
+from vit_slim.stage import Block, Score, Step, make_context, make_record
+from vit_slim.state import Grid, State, append_token, keep_tokens
 
 
 @dataclass(frozen=True)
@@ -90,27 +82,29 @@ class Rows:
         return keys(self.block, self.values).mean(dim=1)[:, self.places]
 
 
-class Baseline(Slimming):
-    """A subclass says which patches are kept, and what becomes of the others."""
+class Baseline(Score):
+    """A method that acts by what the next block computes: `Score.run` with the block. A subclass says which patches are kept,
+    and what becomes of the others."""
 
-    def forward(
+    def run(
         self,
-        number: int,
+        block: Block,
         values: torch.Tensor,
         state: State,
-        block: Any,
-        rope: torch.Tensor | None = None,
-        **known: torch.Tensor | None,
+        keep: int,
+        merge: bool,
+        positions: torch.Tensor | None = None,
     ) -> Step:
-        keep = self.counts(math.prod(state.grid))[number]
-        rows, context = Rows(values, state, keep, block, rope), make_context(values, state)
+        rope = state.arguments(values, block.arguments).get("rope")
+        rows, context = Rows(values, state, keep, block.module, rope), make_context(values, state)
         score = self.rank(rows)
         if keep < state.count:
             kept, decision = select(score, keep)
             values, state = keep_tokens(values, state, kept.sort(dim=1).values)
-            if self.merge:
+            if merge:
                 values, state = self.merge_dropped(rows, values, state, score, decision)
-        return Step(values, state, make_record(context, score, state.places(values)), None)
+        record = make_record(context, score, state.places(values))
+        return Step(block.run(values, state), state, record, None)
 
     def rank(self, rows: Rows) -> torch.Tensor:
         """(B, n), the best highest."""
@@ -172,11 +166,11 @@ class ToMe(Baseline):
     A patch of B has the score 0, one of A a lower one, the lower the nearer it is to a patch of B.
     """
 
-    def __init__(self, *settings: Any):
-        super().__init__(*settings)
-        if min(self.keep, default=1.0) < 0.5:
+    def __init__(self, width: int, grid: Grid, keep: Sequence[float] = (), **settings: object):
+        super().__init__(width, grid, **settings)
+        if min(keep, default=1.0) < 0.5:
             raise UserError(
-                f"MODEL.SLIM_KEEP is {list(self.keep)}, but ToMe can merge at most half of the patches at a block; keep "
+                f"MODEL.SLIM_KEEP is {list(keep)}, but ToMe can merge at most half of the patches at a block; keep "
                 "0.5 or more, and drop more by more MODEL.SLIM_BLOCKS."
             )
 

@@ -58,7 +58,7 @@ REFERENCE = {
         "demo_sdtps.modeling.fusion.HDM",
         "demo_sdtps.modeling.fusion.ATMoE",
         "demo_sdtps.modeling.losses",
-        "vit_slim.scores.base",
+        "vit_slim.stage",
         "demo_sdtps.modeling.backbones.base",
         "demo_sdtps.datasets.base",
         "demo_sdtps.evaluation.metrics.evaluate_ranking",

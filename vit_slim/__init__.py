@@ -1,5 +1,29 @@
-"""Token pruning of any Vision Transformer, on torch alone (docs/slim.md)."""
+"""Token pruning of any Vision Transformer, on torch alone: `slim` a model, `unslim` it, the loss of a score (docs/slim.md).
 
-from vit_slim.slim import slim, slim_loss, unslim
+A name is imported when it is first asked for, as `UserError` serves where torch is not imported.
+"""
 
-__all__ = ["slim", "slim_loss", "unslim"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vit_slim.api import slim, slim_loss, unslim
+    from vit_slim.errors import UserError
+    from vit_slim.stage import Context, Score
+
+MODULES = {
+    "Context": "stage",
+    "Score": "stage",
+    "UserError": "errors",
+    "slim": "api",
+    "slim_loss": "api",
+    "unslim": "api",
+}
+
+__all__ = ["Context", "Score", "UserError", "slim", "slim_loss", "unslim"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)

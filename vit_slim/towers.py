@@ -2,26 +2,27 @@
 stages may keep within a share of their operations (docs/slim.md)."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TypeGuard
 
 import torch
 from torch import nn
 
-from demo_sdtps.runtime.errors import UserError
+from vit_slim.errors import UserError
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A Vision Transformer in a module. The tokens at the input of its blocks are prefix tokens, patches, suffix tokens."""
+    """A Vision Transformer in a module. Before its patches there are prefix tokens (class token, registers)."""
 
     path: str  # from the module
     blocks: list[nn.Module]
     patches: nn.Conv2d
     tokens_first: bool  # (L, B, C) in place of (B, L, C)
-    prefix: int | None  # tokens before the patches; None: those that the others leave
-    suffix: int
+    prefix: int | None  # tokens before the patches; None: those that the patches leave
     prefix_count: int  # as far as it is known before the first forward
     home: nn.Module  # where the scores can be: no forward goes over its children
 
@@ -62,16 +63,20 @@ PREFIX_TOKENS = (
     "register_tokens",
 )
 
-REFUSED = "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos"
-"""Parts of the names of classes that attend in windows, or with a fixed bias for every pair of positions."""
+REFUSED = "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos|Mixer"
+"""Parts of the names of classes that attend in windows or with fixed biases of positions, or mix a fixed grid."""
+DENSE_HEADS = (
+    "ViTMAEDecoder|MaskedImageModeling|SemanticSegmentation|DepthEstimation|ObjectDetection"
+)
+"""Parts of the names of classes whose head lays the patches out as a grid."""
 
 
 def find_towers(
-    model: nn.Module, blocks_at: str | None = None, prefix: int | None = None, suffix: int = 0
+    model: nn.Module, blocks_at: str | None = None, prefix: int | None = None
 ) -> list[Tower]:
     """The Vision Transformers in `model`, in the order of its modules; towers of text have no patch convolution and are none.
-    `blocks_at` is the path of the blocks where they cannot be found; `prefix` and `suffix` are the numbers of tokens before and
-    after the patches."""
+    `blocks_at` is the path of the blocks where they cannot be found; `prefix` is the number of tokens before the patches.
+    Raises `UserError` for a model that token pruning does not fit."""
     if blocks_at:
         places = [_blocks_at(model, blocks_at)]
     else:
@@ -89,11 +94,13 @@ def find_towers(
         raise UserError(
             f"{type(model).__name__} has no Vision Transformer that slimming knows ({KNOWN}); name the blocks by blocks_at."
         )
-    if any(type(module).__name__ == "ViTMAEDecoder" for module in model.modules()):
+    kinds = (type(module).__name__ for module in model.modules())
+    if kind := next((kind for kind in kinds if re.search(DENSE_HEADS, kind)), None):
         raise UserError(
-            f"{type(model).__name__} reconstructs patches that it masks itself; slim its encoder alone."
+            f"{kind} lays the patches out as a grid, so that none can be left out; slim the encoder alone, for a head that "
+            "pools them."
         )
-    towers = (_tower(model, place, prefix, suffix) for place in places)
+    towers = (_tower(model, place, prefix) for place in places)
     # A class that is not known may call its children one after the other.
     return [replace(tower, home=tower.patches) if blocks_at else tower for tower in towers]
 
@@ -101,36 +108,7 @@ def find_towers(
 Place = tuple[str, nn.Module, nn.Module]  # path of a tower, its blocks, what makes its patches
 
 
-def replace_methods(owner: nn.Module, restore: bool) -> None:
-    """Let METHODS run in place of a tower's own, until they are deleted."""
-    for module in (owner, _at(owner, "embeddings")):
-        for name, method in METHODS.items():
-            if hasattr(module, name) and not (restore and method is _no_intermediates):
-                setattr(module, name, method)
-
-
-def _no_intermediates(*args: object, **kwargs: object) -> None:
-    raise UserError(
-        "features_only, forward_intermediates and get_intermediate_layers return the whole grid of several blocks; slim the "
-        "model with restore=True."
-    )
-
-
-def _mask_none(
-    tokens: torch.Tensor, noise: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ViTMAE's tokens (B, N, C), mask and places (B, N), none masked and in the order of the grid."""
-    mask = tokens.new_zeros(tokens.shape[:2])
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(mask)
-    # Gathered as the model does, so that gradients are summed in the same order.
-    return tokens.gather(1, places[..., None].expand_as(tokens)), mask, places
-
-
-METHODS = {"forward_intermediates": _no_intermediates, "random_masking": _mask_none}
-"""Methods of timm's models, and of the embedding of transformers' ViTMAE, for which slimmed tokens are not enough."""
-
-
-def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> Tower:
+def _tower(model: nn.Module, place: Place, prefix: int | None) -> Tower:
     path, blocks, patches = place
     if not isinstance(patches, nn.Conv2d):
         raise UserError(
@@ -149,7 +127,7 @@ def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> T
         named[name].numel() // patches.out_channels for name in named.keys() & set(PREFIX_TOKENS)
     )
     count = sum(tokens) if prefix is None else prefix
-    return Tower(path, inner, patches, tokens_first, prefix, suffix, count, owner)
+    return Tower(path, inner, patches, tokens_first, prefix, count, owner)
 
 
 def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
@@ -159,8 +137,8 @@ def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     names |= {base.__name__ for base in bases}
     paths = [paths for paths, classes in CLASSES.items() if names & classes]
     for blocks_path, stem_path in [*paths, CLIP_PATHS]:
-        blocks = _at(module, blocks_path) or _at(module, BEFORE_5.get(blocks_path, ""))
-        stem, around = _at(module, stem_path), _at(module, stem_path.partition(".")[0])
+        blocks = module_at(module, blocks_path) or module_at(module, BEFORE_5.get(blocks_path, ""))
+        stem, around = module_at(module, stem_path), module_at(module, stem_path.partition(".")[0])
         if _is_list(blocks) and stem is not None and around is not None:
             convolutions = [part for part in around.modules() if isinstance(part, nn.Conv2d)]
             return blocks, stem if convolutions == [stem] else around
@@ -168,7 +146,7 @@ def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
 
 
 def _blocks_at(model: nn.Module, path: str) -> Place:
-    blocks, kind, owner = _at(model, path), type(model).__name__, path
+    blocks, kind, owner = module_at(model, path), type(model).__name__, path
     if not _is_list(blocks):
         raise UserError(
             f"blocks_at is {path!r}, but {kind} has no list of blocks there; give the path of an nn.Sequential or "
@@ -188,7 +166,7 @@ def _is_list(blocks: nn.Module | None) -> TypeGuard[nn.Module]:
     return isinstance(blocks, (nn.Sequential, nn.ModuleList)) and len(blocks) > 0
 
 
-def _at(module: nn.Module, path: str) -> nn.Module | None:
+def module_at(module: nn.Module, path: str) -> nn.Module | None:
     try:
         return module.get_submodule(path) if path else None
     except AttributeError:
@@ -200,38 +178,28 @@ def plan_counts(
 ) -> tuple[int, ...]:
     """Patches of a grid of `patches` that stages before `blocks` leave, all k / `patches` of those before it, with the largest
     k for which the towers take at most the share `operations`; with `merge` each stage adds a token."""
-    dense = _macs(towers, {}, merge, patches)
-    share = lambda k: _macs(towers, _counts(blocks, patches, k), merge, patches) / dense  # noqa: E731
-    low, high = 0, patches  # k is at least `low` and at most `high`
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if share(middle) <= operations else (low, middle - 1)
-    if not low:
+
+    def macs(k: int) -> int:
+        total = 0
+        for tower in towers:
+            left, others = patches, tower.prefix_count
+            total += patches * tower.patches.weight.numel()
+            for index, block in enumerate(tower.blocks):
+                if index in blocks:
+                    before, left = left, -(-left * k // patches)
+                    others += merge and left < before
+                weights = sum(weight.numel() for weight in block.parameters() if weight.ndim > 1)
+                total += (left + others) * (
+                    weights + 2 * (left + others) * tower.patches.out_channels
+                )
+        return total
+
+    dense = macs(patches)
+    k = bisect_right(range(1, patches + 1), operations, key=lambda k: macs(k) / dense)
+    if not k:
         raise UserError(
-            f"operations is {operations:g}, but {share(1):.3f} of them are left where one patch is kept after block "
+            f"operations is {operations:g}, but {macs(1) / dense:.3f} of them are left where one patch is kept after block "
             f"{blocks[0]}; raise it, or drop patches after an earlier block."
         )
-    return tuple(_counts(blocks, patches, low).values())
-
-
-def _counts(blocks: Sequence[int], patches: int, k: int) -> dict[int, int]:
-    """Patches that are left, by the block after the stage; rounded up."""
-    counts, left = {}, patches
-    for block in blocks:
-        counts[block] = left = -(-left * k // patches)
-    return counts
-
-
-def _macs(towers: Sequence[Tower], counts: dict[int, int], merge: bool, patches: int) -> int:
-    """Multiply-accumulates of an image in the patch convolutions and the blocks."""
-    total = 0
-    for tower in towers:
-        left, others = patches, tower.prefix_count + tower.suffix
-        total += patches * tower.patches.weight.numel()
-        for index, block in enumerate(tower.blocks):
-            others += merge and counts.get(index, left) < left
-            left = counts.get(index, left)
-            tokens = left + others
-            weights = sum(weight.numel() for weight in block.parameters() if weight.ndim > 1)
-            total += tokens * weights + 2 * tokens**2 * tower.patches.out_channels
-    return total
+    left = accumulate(blocks, lambda left, _: -(-left * k // patches), initial=patches)
+    return tuple(left)[1:]

@@ -23,7 +23,7 @@ from demo_sdtps.runtime.device import choose_device, choose_precision, set_seed
 from demo_sdtps.runtime.distributed import all_gather_rows, check_equal
 from demo_sdtps.runtime.gpu import Recording, can_record, on_cpu
 from demo_sdtps.runtime.progress import progress
-from vit_slim.scores.base import Context
+from vit_slim.stage import Context
 
 Model = DeMo | ExportedModel
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}

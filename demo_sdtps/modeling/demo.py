@@ -11,17 +11,23 @@ from torch.utils._pytree import tree_map
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.check import import_score
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.backbones import Backbone, make_backbone
 from demo_sdtps.modeling.backbones.half_weights import half_weights
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput, make_layout
 from demo_sdtps.modeling.modalities import ByModality, is_missing, modality_subsets, split_rows
+from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
-from vit_slim.scores import make_score
-from vit_slim.scores.base import Context, StageRecord
-from vit_slim.stage import Slimming, check_stages, remaining_patches
+from vit_slim.scores import saliency
+from vit_slim.stage import (
+    Block,
+    Context,
+    Slimming,
+    StageRecord,
+    check_stages,
+    remaining_patches,
+)
 from vit_slim.state import State
 
 
@@ -39,12 +45,10 @@ def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     """The stages of MODEL.SLIM_BLOCKS for a backbone of this project."""
     model, blocks = cfg.MODEL, cfg.MODEL.SLIM_BLOCKS
     settings = backbone.vit.embed_dim, backbone.grid_size, model.MODALITIES
-    kind, scores = import_score(model.SLIM_SCORE) if ":" in model.SLIM_SCORE else None, []
-    if not (isinstance(kind, type) and issubclass(kind, Slimming)):
-        kind, scores = Slimming, [make_score(model.SLIM_SCORE, cfg, *settings) for _ in blocks]
+    scores = [make_score(model.SLIM_SCORE, cfg, *settings) for _ in blocks]
     check_stages(blocks, len(backbone.vit.blocks), "MODEL.SLIM_BLOCKS", model.TRANSFORMER_TYPE)
     remaining_patches(backbone.num_patches, model.SLIM_KEEP, "MODEL.SLIM_KEEP")
-    return kind(blocks, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED)
+    return Slimming(blocks, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED)
 
 
 def slim_backbone(
@@ -71,20 +75,21 @@ def _run(
     slimming: Slimming, backbone: Backbone, stem: ByModality, images: ByModality
 ) -> BackboneOutput:
     grid, names = backbone.grid_size, tuple(stem)
-    known = slimming.saliency(images, backbone.patch_windows, grid)
+    known = saliency(images, *backbone.patch_windows, grid) if slimming.reads_saliency else {}
     missing = is_missing(images)
     state = State(grid, names, slimming.shared, images, missing, saliency=known)
     values, records, losses = torch.cat(list(stem.values())), [], []
     prefix, dtype = backbone.vit.num_prefix_tokens, values.dtype
-    arguments = backbone.block_arguments()
-    stops = (*slimming.blocks[1:], len(backbone.vit.blocks))
+    blocks, arguments = backbone.vit.blocks, backbone.block_arguments()
+    stops = (*slimming.blocks[1:], len(blocks))
     for number, (start, stop) in enumerate(zip(slimming.blocks, stops, strict=True)):
-        rope = state.arguments(values, arguments[start]).get("rope")
-        step = slimming(number, values, state, backbone.vit.blocks[start], rope)
+        step = slimming(
+            number, values, state, Block(blocks[start], blocks[start], arguments[start])
+        )
         state = step.state
         records.append(step.record)
         losses += [] if step.loss is None else [step.loss]
-        values = backbone.run_blocks(step.values, state, start, stop)
+        values = backbone.run_blocks(step.values, state, start + 1, stop)
     values = backbone.finish(values[:, : prefix + state.count])
     values = values.to(dtype) if backbone.precision else values
     parts = values[:, prefix:], values[:, 0]

@@ -8,6 +8,7 @@ from torch import nn
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.demo import DeMo
+from demo_sdtps.modeling.scores import cast_scores
 from demo_sdtps.runtime.distributed import world_size
 
 
@@ -20,7 +21,7 @@ def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
         try:
             if precision:
                 model.backbone = backbone.cast_for_inference(precision)
-                model.slimming = slimming and slimming.cast_for_inference(precision)
+                model.slimming = slimming and cast_scores(slimming, precision)
             yield
         finally:
             model.backbone, model.slimming = backbone, slimming

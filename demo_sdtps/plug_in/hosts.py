@@ -67,9 +67,7 @@ class Host:
     # in which it encodes images not known: of missing modalities
     order: tuple[str, ...] = MODALITIES
     is_stacked: bool = False  # one call of the backbone encodes all modalities
-    suffix: str = ""  # key of MODEL with which one token stands after the patches
-    restore: bool = False  # the patches are reshaped to the grid
-    shared: bool | str = True  # see `slim`; "first" where losses compare places of the modalities
+    shared: bool = True  # see `slim`
     unslimmed: str = ""  # why slimming is refused
     backbone: str = ""  # module that returns (patches, global, …), of a model that SDTPS fits; else SDTPS is refused
     fusion: str = ""  # module that is given the slimmed tokens
@@ -78,6 +76,8 @@ class Host:
     mode: str = ""
     pair: int = 0  # place of the pair of SDTPS in the output in training
 
+
+GRID = "it lays its patches out as a grid, which needs all of them"
 
 HOSTS = {
     "DeMo": Host(
@@ -94,24 +94,21 @@ HOSTS = {
     "Signal": Host(
         "Signal",
         towers=("clip_vision_encoder.base",),
-        restore=True,
+        unslimmed=GRID,
         backbone="clip_vision_encoder",
         mode="training",
         pair=1,
     ),
     "MFRNet": Host("MFRNet", is_stacked=True, backbone="BACKBONE"),
     "MDReID": Host("MDReID", is_stacked=True),
-    "IDEA": Host(
-        "IDEA", towers=("BACKBONE.base.visual",), order=EVALUATION, suffix="INVERSE", restore=True
-    ),
+    "IDEA": Host("IDEA", towers=("BACKBONE.base.visual",), order=EVALUATION, unslimmed=GRID),
     "STMI": Host("STMI", towers=("BACKBONE.base.visual",), order=EVALUATION),
     "TOPReID": Host(
         "TOP-ReID",
         towers=("NI.base", "TI.base", "RGB.base"),
         order=("NI", "TI", "RGB"),
-        shared="first",
     ),
-    "MambaPro": Host("MambaPro", restore=True),
+    "MambaPro": Host("MambaPro", unslimmed=GRID),
     "HAPE": Host("HAPE"),
     "Uni_modal": Host("UPCL", shared=False),
     "EDITOR": Host(

@@ -155,8 +155,7 @@ def patch(model: Any, cfg: CfgNode) -> Any:
             )
         from demo_sdtps.plug_in.slim import add_slimming
 
-        left = add_slimming(model, host, cfg, grid)
-        patches = patches if host.restore else left
+        patches = add_slimming(model, host, cfg, grid)
     if cfg.MODEL.USE_SDTPS:
         _add_sdtps(model, host, cfg, patches)
     return model

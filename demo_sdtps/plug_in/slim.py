@@ -1,22 +1,76 @@
-"""Slimming of the model of a host by its configuration (docs/plug_in.md)."""
+"""Token pruning of the model of a host by its configuration (docs/plug_in.md)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.nn.functional as F
+
 from demo_sdtps.config.check import check_stage_keys
 from demo_sdtps.config.common import MODALITIES
+from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.plug_in.hosts import block_paths, missing_letters
 from demo_sdtps.runtime.errors import UserError
-from vit_slim.scores import make_score
-from vit_slim.scores.base import Score
-from vit_slim.slim import attach_to
+from vit_slim.api import attach
+from vit_slim.stage import Score, check_stages
+from vit_slim.state import PER_POSITION, State
 from vit_slim.towers import find_towers
+from vit_slim.wrap import Slim
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from demo_sdtps.plug_in.hosts import Host
+
+
+def patch_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
+    """STMI's mask of all patches (B, …), N for each image, for those of `state` → (B, n + E); the extra tokens have 1."""
+    assert state.positions is not None
+    return F.pad(mask.flatten(1).gather(1, state.positions), (0, state.extra), value=1)
+
+
+PER_POSITION["use_mask"] = patch_mask
+
+
+class HostSlim(Slim):
+    """The stages of a host of several modalities: which images are whose, and which are missing in evaluation."""
+
+    order: tuple[str, ...]  # in which the host encodes images that are not its arguments
+    is_stacked: bool  # whether one call of the tower encodes all modalities
+    missing: frozenset[str]
+
+    def begin(self) -> None:
+        super().begin()
+        self.encoded: list[str] = []  # modalities of the forward so far
+
+    def total_saliency(self, *about: Any) -> torch.Tensor | None:
+        return None if self.is_stacked else super().total_saliency(*about)
+
+    def votes(self, name: str) -> bool:
+        # A second image of a modality has its name with a number.
+        return any(
+            name.startswith(modality) and (self.training or modality not in self.missing)
+            for modality in self.order
+        )
+
+    def groups(self, images: torch.Tensor) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
+        known = self.images or []
+        names = tuple(name for name in self.order if self.votes(name))
+        if not self.is_stacked:
+            here = [
+                modality
+                for name, image in known
+                for modality in self.order
+                if image is images and name.startswith(modality)
+            ]
+            left = [name for name in self.order if name not in self.encoded]
+            self.encoded.append([*here, *left, *self.order][0])
+            names = (self.encoded[-1],)
+        elif images.shape[0] != len(names) * next((image for _, image in known), images).shape[0]:
+            names = self.order
+        none = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
+        return names, {name: none for name in names if not self.votes(name)}
 
 
 def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) -> int:
@@ -28,8 +82,9 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
             "leave it empty."
         )
     check_stage_keys(keys)
-    suffix = 1 if host.suffix and keys.get(host.suffix, False) else 0
-    towers = [find_towers(model, path, suffix=suffix)[0] for path in block_paths(model, host)]
+    towers = [find_towers(model, path)[0] for path in block_paths(model, host)]
+    for tower in towers:
+        check_stages(keys.SLIM_BLOCKS, len(tower.blocks), "MODEL.SLIM_BLOCKS", tower.path)
     width = towers[0].patches.out_channels
     scores = [make_score(name, cfg, width, grid) for _ in keys.SLIM_BLOCKS]
     if any(type(score).loss is not Score.loss for score in scores):
@@ -37,19 +92,10 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
             f"MODEL.SLIM_SCORE is {name!r}, which learns by a loss, but the training of {host.name} adds none; "
             "choose another score, or train with this project's train_net.py."
         )
+    shared = keys.SLIM_SHARED and host.shared
+    slimming = HostSlim(towers, keys.SLIM_BLOCKS, keys.SLIM_KEEP, scores, keys.SLIM_MERGE, shared)
+    slimming.order, slimming.is_stacked = host.order, host.is_stacked
     letters = missing_letters(cfg)
-    slimming = attach_to(
-        model,
-        model,
-        towers,
-        keys.SLIM_BLOCKS,
-        keys.SLIM_KEEP,
-        scores,
-        merge=keys.SLIM_MERGE,
-        restore=host.restore,
-        follow=keys.SLIM_SHARED and host.shared,
-        names=host.order,
-        is_stacked=host.is_stacked,
-        missing=frozenset(modality for modality in MODALITIES if modality[0].lower() in letters),
-    )
+    slimming.missing = frozenset(one for one in MODALITIES if one[0].lower() in letters)
+    attach(model, slimming, home=model)
     return slimming.counts(grid[0] * grid[1])[-1]

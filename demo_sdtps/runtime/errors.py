@@ -1,22 +1,14 @@
-"""`UserError`, and what sentences about errors share."""
+"""Errors: `UserError`, which commands print without a stack trace and with exit code 2, and what its sentences share."""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 
+from vit_slim.errors import UserError, nearest_name
 
-class UserError(Exception):
-    """A mistake in the user's configuration, data or weights: one sentence that names the thing, what is wrong with it and
-    what to do. Commands print it without a stack trace and exit with code 2."""
-
-
-def nearest_name(value: object, known: Iterable[object]) -> str:
-    """ "; the nearest is 'X'" for the end of a sentence, or '' where none is near."""
-    near = difflib.get_close_matches(str(value), [str(choice) for choice in known], n=1)
-    return f"; the nearest is {near[0]!r}" if near else ""
+__all__ = ["UserError", "check_extra", "is_out_of_memory", "nearest_name"]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.training.record import commit
-from vit_slim.scores.base import Score
+from vit_slim import Score
 
 PARTS = ["vit_slim", "demo_sdtps", "seps", "synthetic", "studies", "benchmarks"]
 ROOMS = [

@@ -27,7 +27,7 @@ import demo_sdtps
 from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.runtime.errors import UserError
-from vit_slim.slim import find_slimming
+from vit_slim.api import find_slimming
 
 COMMITS = {
     "DeMo": "924973292/DeMo b4f323a",

@@ -37,11 +37,10 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """`recompute`: none, or gradient checkpointing of the stem, of every block, of segments of blocks, or of the whole."""
 
-    def __init__(self, suffix=0, is_tuple=False, recompute="", dropout=0.0):
+    def __init__(self, is_tuple=False, recompute="", dropout=0.0):
         super().__init__()
         self.stem = nn.Conv2d(3, WIDTH, SIDE, SIDE)
         self.class_token = nn.Parameter(torch.randn(1, 1, WIDTH))
-        self.tail = nn.Parameter(torch.randn(1, suffix, WIDTH))
         self.position = nn.Parameter(torch.randn(1, ROWS * COLUMNS, WIDTH))
         self.blocks = nn.ModuleList(Block(is_tuple, dropout) for _ in range(DEPTH))
         self.recompute, self.reentrant = recompute, False
@@ -51,8 +50,7 @@ class Tower(nn.Module):
 
     def embed(self, images):
         patches = self.stem(images).flatten(2).transpose(1, 2) + self.position
-        ends = (token.expand(len(images), -1, -1) for token in (self.class_token, self.tail))
-        return torch.cat([next(ends), patches, next(ends)], dim=1)
+        return torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1)
 
     def step(self, index, x, **masks):
         output = self.blocks[index](x, **masks)
@@ -96,18 +94,6 @@ class Host(nn.Module):
         else:
             outputs = self.tower(torch.cat(images)).chunk(len(images))
         return self.head(torch.cat(outputs, dim=1))
-
-
-class Segmenter(nn.Module):
-    """A head that needs the whole grid."""
-
-    def __init__(self, **settings):
-        super().__init__()
-        self.tower, self.head = Tower(**settings), nn.Conv2d(WIDTH, 2, 3, padding=1)
-
-    def forward(self, images):
-        patches = self.tower(images)[:, 1 : 1 + ROWS * COLUMNS].transpose(1, 2)
-        return self.head(patches.unflatten(2, (ROWS, COLUMNS)))
 
 
 def make_case(build, call=lambda model, images: model(images), **settings):

@@ -1,7 +1,6 @@
 """Tiny Vision Transformers of every library with random weights, and a host of three images, for the tests of slimming."""
 
 import copy
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -204,11 +203,6 @@ def by_saliency(case):
     return lambda model, images: saliency(lambda call: [images], case)
 
 
-def distinctness(call, row, index, layer, images):
-    patches = [patch.detach() for patch in images[row].patches.values()]
-    return list(map(float, patch_scores.distinctness(patches)))
-
-
 def attention(call, row, index, layer, images):
     """What the block itself computes, in its plain form."""
 
@@ -240,7 +234,7 @@ def attention(call, row, index, layer, images):
     return list(map(float, patch_scores.mean_attention(of_patches)))
 
 
-def supervised(slimming, names=("image",)):
+def learned(slimming, names=("image",)):
     """Slow score by the weights of a slimmed model, which encodes as many rows of each modality."""
 
     def score(call, row, index, layer, images):
@@ -251,23 +245,12 @@ def supervised(slimming, names=("image",)):
     return score
 
 
-def cross_entropy(logits, shares):
-    """Terms of the binary cross-entropy of logits (n,) and shares of the foreground (n,)."""
-    return [
-        -share * math.log(p) - (1 - share) * math.log(1 - p)
-        for logit, share in zip(logits.tolist(), shares.tolist(), strict=True)
-        for p in (1 / (1 + math.exp(-logit)),)
-    ]
-
-
 def nudge(kept, scores, place):
     """What `reference.run` adds to a score, so that of scores that are equal but for roundings it takes those `kept`."""
     return tolerance(*PATH) * float(scores.detach().abs().max()) * (place in kept)
 
 
-def slow(
-    case, dense, images, steps, blocks, keep, score, merge=True, restore=False, suffix=0, **settings
-):
+def slow(case, dense, images, steps, blocks, keep, score, merge=True, **settings):
     """The output of the slow version."""
 
     def bump(call, row, index, place):
@@ -277,9 +260,7 @@ def slow(
 
     stages = {index: (share, score) for index, share in zip(blocks, keep, strict=True)}
     forward, first = partial(case.call, images=images), case.tokens_first
-    return reference.run(
-        dense, case.blocks, forward, stages, case.prefix, suffix, first, merge, restore, bump
-    )
+    return reference.run(dense, case.blocks, forward, stages, case.prefix, first, merge, bump)
 
 
 def compare(case, score, blocks, keep, slow_score, images=None, **settings):
@@ -305,10 +286,3 @@ def probe_gradients(output, named):
     probe = torch.randn(output.shape, generator=generator(7), dtype=output.dtype)
     gradients = torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True)
     return dict(zip(named, gradients, strict=True))
-
-
-def count_hooks(model):
-    """The number of hooks on a model and its modules."""
-    return sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
-    )

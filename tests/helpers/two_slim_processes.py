@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from numeric import generator
 from slim_models import CASES
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,14 +28,12 @@ def main() -> None:
 def train(rank: int, world: int) -> dict:
     """The weights after some steps, each process with its part of the images."""
     case = CASES["timm"]
-    model = demo_sdtps.slim(case.model(), (1, 2), (0.6, 0.5), "supervised").train()
+    model = demo_sdtps.slim(case.model(), (1, 2), (0.6, 0.5), "self_supervised").train()
     network = DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for number in range(STEPS):
         images = case.draw(BATCH, number)
-        masks = torch.rand(images[:, :1].shape, generator=generator(number), dtype=images.dtype)
-        images, masks = (tensor.chunk(world)[rank] for tensor in (images, masks))
-        output = network(images, foreground=masks)
+        output = network(images.chunk(world)[rank])
         optimizer.zero_grad()
         (output.square().mean() + demo_sdtps.slim_loss(model)).backward()
         optimizer.step()

@@ -9,7 +9,7 @@ from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.backbones.half_weights import half_weights
-from vit_slim.scores.base import Score
+from vit_slim import Score
 
 
 def make_network():

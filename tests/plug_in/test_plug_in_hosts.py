@@ -25,7 +25,7 @@ from tests.reference.patch_scores import saliency
 BATCH, BLOCKS, KEEP = 3, [1, 2], [0.5, 0.5]
 PIXELS = 3 * PATCH**2
 """Length of the longest sum (numeric.py) in a score of saliency."""
-SLIMMED = {name: kind for name, kind in HOSTS.items() if name != "EDITOR"}
+SLIMMED = {name: kind for name, kind in HOSTS.items() if not KNOWN[name].unslimmed}
 WITH_SDTPS = {"UGG": 0, "Signal": 1, "MFRNet": 0}
 """Place of the pair in the output in training."""
 
@@ -127,9 +127,7 @@ def scores_by_hand(name, model, images, is_shared, training):
     }
     voting = [key for key in scores if training or key[0].lower() not in model.miss]
     shared = is_shared and KNOWN[name].shared
-    if shared == "first":
-        scores = dict.fromkeys(scores, scores[voting[0]])
-    elif shared:
+    if shared:
         scores = dict.fromkeys(scores, sum(scores[key] for key in voting))
     return [scores] if KNOWN[name].is_stacked else [{key: score} for key, score in scores.items()]
 
@@ -145,12 +143,12 @@ def best_places(scores, count):
         *((name, "", training, True) for name in SLIMMED for training in (False, True)),
         *((name, "nt", False, True) for name in SLIMMED if name != "TOPReID"),
         *((name, "r", False, True) for name in ("MDReID", "TOPReID")),
-        *((name, "r", True, True) for name in ("UGG", "MDReID", "IDEA", "TOPReID")),
-        *((name, "", False, False) for name in ("UGG", "MFRNet", "IDEA", "TOPReID")),
+        *((name, "r", True, True) for name in ("UGG", "MDReID", "TOPReID")),
+        *((name, "", False, False) for name in ("UGG", "MFRNet", "TOPReID")),
     ],
 )
 def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training, is_shared):
-    """The same places for all, but for towers of their own, the first's; those that miss have no vote. In training the
+    """The same places for all; those that miss have no vote. In training the
     host's own loss reaches every tower."""
     model = slim(name, miss, SLIM_SHARED=is_shared)
     batch = clear_inputs(name, model, training)
@@ -171,7 +169,7 @@ def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training,
 
 
 @pytest.mark.parametrize(
-    "name", ["UGG", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MFRNet", "IDEA"))]
+    "name", ["UGG", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MFRNet",))]
 )
 def test_the_operations_of_a_slimmed_host_are_counted(name):
     """By tracing, in which sizes are tensors."""
@@ -180,12 +178,13 @@ def test_the_operations_of_a_slimmed_host_are_counted(name):
 
 
 def entering(name, model):
-    """The tokens (B, L, C) that enter the first slimmed block in each call of a tower, and the tower."""
+    """The tokens (B, L, C) in the first slimmed block in each call of a tower, and the tower."""
     tokens = []
     for tower in (module for module in model.modules() if isinstance(module, Tower)):
         blocks = tower.transformer.resblocks if tower.tokens_first else tower.blocks
-        blocks[BLOCKS[0]].register_forward_pre_hook(
-            lambda block, inputs, tower=tower: tokens.append(
+        first = next(blocks[BLOCKS[0]].children())
+        first.register_forward_pre_hook(
+            lambda part, inputs, tower=tower: tokens.append(
                 inputs[0].transpose(0, 1) if tower.tokens_first else inputs[0]
             )
         )
@@ -207,17 +206,13 @@ def test_a_block_sees_the_kept_patches_among_the_other_tokens(name):
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("name, is_one_set", [("UGG", False), ("MFRNet", True), ("TOPReID", True)])
-def test_a_score_of_tokens_chooses_in_each_call_or_in_the_first(name, is_one_set):
-    model = slim(name, SLIM_SCORE="distinctness")
-    kept = watch(model)
-    outputs(model, inputs(name))
-    first, *others = [places for stage in kept[:: len(BLOCKS)] for places in stage.values()]
-    assert len(others) == 2 and all(torch.equal(other, first) == is_one_set for other in others)
-
-
-@pytest.mark.parametrize("name", WITH_SDTPS)
-@pytest.mark.parametrize("slimming", [False, True])
+@pytest.mark.parametrize(
+    ("name", "slimming"),
+    [
+        *((name, False) for name in WITH_SDTPS),
+        *((name, True) for name in WITH_SDTPS if name in SLIMMED),
+    ],
+)
 def test_the_pair_and_the_feature_of_sdtps(name, slimming):
     model, plain = (
         (slim if slimming else build)(name, **keys) for keys in ({"USE_SDTPS": True}, {})
@@ -247,7 +242,7 @@ def test_the_pair_and_the_feature_of_sdtps(name, slimming):
     else:
         assert torch.equal(feature, torch.cat([expected, selected], -1))
     patches = chosen[0][3].shape[1]
-    assert patches == (PATCHES // 4 if slimming and name != "Signal" else PATCHES)
+    assert patches == (PATCHES // 4 if slimming else PATCHES)
 
 
 STAGE = {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}
@@ -259,7 +254,7 @@ STAGE = {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}
         ("TOPReID", {"USE_SDTPS": True}, "loop of TOP-ReID reads outputs by fixed places"),
         ("EDITOR", STAGE, "it multiplies the attention of all blocks"),
         ("UGG", STAGE | {"SLIM_SCORE": "self_supervised"}, "the training of UGG-ReID adds none"),
-        ("UGG", STAGE | {"SLIM_SCORE": "studies.baselines:ToMe"}, "ToMe', which is no score"),
+        ("IDEA", STAGE, "it lays its patches out as a grid"),
         ("UGG", STAGE | {"SLIM_BLOCKS": [4]}, "has 4 blocks"),
     ],
 )

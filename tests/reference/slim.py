@@ -17,18 +17,16 @@ class Image:
     prefix: list  # class token, registers
     patches: dict  # by place on the grid, ascending
     extras: list  # of the stages before
-    suffix: list
 
     @property
     def tokens(self):
-        return [*self.prefix, *self.patches.values(), *self.extras, *self.suffix]
+        return [*self.prefix, *self.patches.values(), *self.extras]
 
     def with_tokens(self, tokens):
         rest = iter(tokens)
         return Image(
             [next(rest) for _ in self.prefix],
             {place: next(rest) for place in self.patches},
-            [next(rest) for _ in self.extras],
             list(rest),
         )
 
@@ -39,10 +37,8 @@ def run(
     forward,
     stages,
     prefix,
-    suffix=0,
     tokens_first=False,
     merge=True,
-    restore=False,
     nudge=lambda call, row, index, place: 0.0,
     weigh=None,
 ):
@@ -61,12 +57,7 @@ def run(
     def exchange(last, args, output):
         call = len(calls[last]) - 1
         inputs = swap(calls[blocks[0]][call][0][0])
-        stop = inputs.shape[1] - suffix
-        images = [
-            Image(list(row[:prefix]), dict(enumerate(row[prefix:stop])), [], list(row[stop:]))
-            for row in inputs
-        ]
-        grids = [{} for _ in images]
+        images = [Image(list(row[:prefix]), dict(enumerate(row[prefix:])), []) for row in inputs]
         for index, block in enumerate(blocks):
             layers = [
                 partial(layer, block, *calls[block][call], row, len(images), swap)
@@ -75,7 +66,6 @@ def run(
             if index in stages:
                 share, score = stages[index]
                 scores = [score(call, row, index, each, images) for row, each in enumerate(layers)]
-                grids = [grid | image.patches for grid, image in zip(grids, images, strict=True)]
                 images = [
                     drop_patches(
                         image, scores[row], share, merge, partial(nudge, call, row, index), weigh
@@ -83,9 +73,6 @@ def run(
                     for row, image in enumerate(images)
                 ]
             images = [each(image) for each, image in zip(layers, images, strict=True)]
-        if restore:
-            for grid, image in zip(grids, images, strict=True):
-                image.patches = grid | image.patches
         for image in images:
             image.extras = []
         rows = swap(torch.stack([torch.stack(image.tokens) for image in images]))
@@ -113,9 +100,7 @@ def drop_patches(image, scores, share, merge, nudge, weigh):
         extras.append(
             sum(w * image.patches[place] for w, place in zip(weights, others, strict=True))
         )
-    return Image(
-        image.prefix, {place: image.patches[place] for place in best}, extras, image.suffix
-    )
+    return Image(image.prefix, {place: image.patches[place] for place in best}, extras)
 
 
 def layer(block, args, kwargs, row, batch, swap, image):
@@ -151,12 +136,11 @@ def gather_rope(rope, places, extras):
 def gather_mask(mask, row, batch, image):
     """A mask (L, L) or (B or 1, heads or 1, L, L) between all tokens, for these; extra tokens see and are seen."""
     mask = mask if mask.ndim == 2 else mask[row if len(mask) == batch else 0]
-    length, prefix = mask.shape[-1], len(image.prefix)
+    prefix = len(image.prefix)
     index = [
         *range(prefix),
         *(prefix + place for place in image.patches),
         *len(image.extras) * [None],
-        *range(length - len(image.suffix), length),
     ]
     visible = torch.full_like(mask[..., 0, 0], mask.dtype == torch.bool)
     cut = torch.stack(

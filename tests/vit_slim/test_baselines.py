@@ -14,8 +14,7 @@ from studies import baselines
 from studies.baselines import EViT, Rows, SizedState
 from tests.reference import patch_scores as reference_scores
 from tests.reference import slim_scores as reference
-from vit_slim.stage import keep_tokens
-from vit_slim.state import State
+from vit_slim.state import State, keep_tokens
 
 WIDTH, GRID, HEADS, PATCHES, ROWS = 7, (5, 3), 3, 15, 9
 SUMS = (HEADS, PATCHES, PATCHES, 3)
@@ -81,7 +80,7 @@ def clear(has_sizes):
 
 def merge(name, rows, count):
     """What a baseline makes of the patches when it keeps `count`: values and state, and the places of these."""
-    stage = getattr(baselines, name)((0,), (count / PATCHES,), ())
+    stage = getattr(baselines, name)(WIDTH, GRID, keep=(count / PATCHES,))
     rows = replace(rows, keep=count)
     scores = stage.rank(rows)
     kept, decision = select(scores, count)
@@ -118,7 +117,7 @@ def test_tome_merges_as_its_description(count, has_sizes):
 
 def test_evit_scores_by_the_mean_over_the_heads():
     rows = draw(3, has_sizes=False)
-    assert_close(EViT((), (), ()).rank(rows), exactly(rows)[1], HEADS)
+    assert_close(EViT(WIDTH, GRID).rank(rows), exactly(rows)[1], HEADS)
 
 
 def test_evit_sums_what_it_drops():

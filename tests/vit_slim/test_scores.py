@@ -12,8 +12,8 @@ from tiny import tiny_cfg
 from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from vit_slim.scores import SETTINGS, make_score
-from vit_slim.scores.base import Score
+from demo_sdtps.modeling.scores import make_score
+from vit_slim import Score
 
 PAGE = (ROOT / "docs" / "develop.md").read_text(encoding="utf-8")
 (EXAMPLE,) = (
@@ -92,8 +92,8 @@ def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog)
         ("salincy", ["'salincy'", "the nearest is 'saliency'"]),
         ("nowhere:Score", ["'nowhere:Score'", "cannot be imported"]),
         (f"{__name__}:Unsuited", ["Unsuited", "is no score; give a subclass of"]),
-        (f"{__name__}:Configured", ["whose constructor", "(missing a required argument: 'grid')"]),
-        (f"{__name__}:WithoutSettings", ["'keep'", "the others as **settings"]),
+        (f"{__name__}:Configured", ["whose constructor", "modalities"]),
+        (f"{__name__}:WithoutSettings", ["modalities, keep", "the others as **settings"]),
     ],
 )
 def test_an_unsuited_score_is_one_sentence_before_anything_is_written(
@@ -104,10 +104,13 @@ def test_an_unsuited_score_is_one_sentence_before_anything_is_written(
 
 
 def test_settings_reach_the_scores_by_their_names():
-    assert make_score(f"{__name__}:Noted", tiny_cfg(), 24, (4, 2)).settings.keys() == set(SETTINGS)
-    cfg = tiny_cfg("MODEL.SDTPS_BETA", "0.125", "MODEL.SLIM_LOSS_WEIGHT", "3.0")
-    assert make_score("sdtps", cfg, 24, (4, 2)).beta == 0.125
-    assert make_score("supervised", cfg, 24, (4, 2)).loss_weight == 3.0
+    cfg = tiny_cfg(
+        "MODEL.SLIM_LOSS_WEIGHT", "3.0", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]"
+    )
+    settings = {"keep": (0.4,), "loss_weight": 3.0, "modalities": ("RGB",)}
+    score = make_score(f"{__name__}:Noted", cfg, 24, (4, 2), ("RGB",))
+    assert score.settings == settings
+    assert make_score("self_supervised", cfg, 24, (4, 2)).loss_weight == 3.0
 
 
 def test_a_checkpoint_imports_no_module_by_itself(run, command, tmp_path, tiny_root, monkeypatch):

@@ -1,22 +1,19 @@
 """The score that learns from pseudo-masks, against saliency by shortest ways and Otsu's threshold by trial, patch by patch."""
 
-from functools import partial
-
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from numeric import assert_close, generator, shift_seed
-from slim_models import CASES
 from tiny import tiny_cfg
 from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES
+from demo_sdtps.modeling.scores import make_score
 from tests.reference import patch_scores as reference_scores
 from tests.reference.slim_scores import otsu
-from vit_slim.scores import above_otsu, make_score, saliency
-from vit_slim.scores.base import Context
+from vit_slim.scores import above_otsu, saliency
+from vit_slim.stage import Context
 from vit_slim.state import State
 
 WIDTH, GRID, PATCH, PATCHES, LEFT, BATCH = 12, (6, 4), 4, 24, 15, 3
@@ -72,27 +69,6 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
     theirs = torch.autograd.grad(expected, list(exact.values()))
     assert_close(torch.stack(ours), torch.stack(theirs), 3, 3)
     assert score.eval().loss(scores, context) is None and not score.reads_saliency
-
-
-def test_any_vision_transformer_learns_it_without_masks():
-    """The loss is that of `supervised` with the pseudo-masks as masks."""
-    case, stages = CASES["open_clip"], ((0, 1), (0.6, 0.5))
-    model, images = demo_sdtps.slim(case.model(), *stages, "self_supervised").train(), case.draw()
-    case.call(model, images)
-    loss = demo_sdtps.slim_loss(model)
-    side = (case.patch, case.patch)
-    masks = [otsu(reference_scores.saliency(image, case.grid, side, side)) for image in images]
-    masks = torch.tensor(masks).unflatten(1, (1, *case.grid))
-    supervised = demo_sdtps.slim(case.model(), *stages, "supervised").train()
-    supervised.load_state_dict(model.state_dict())
-    masks = F.interpolate(masks, scale_factor=side).to(images)
-    case.call(partial(supervised, foreground=masks), images)
-    sums = len(images) * case.grid[0] * case.grid[1], 2
-    assert_close(loss, demo_sdtps.slim_loss(supervised), *sums)
-    for other in (model, supervised):  # masks are read in place of pseudo-masks
-        case.call(partial(other, foreground=1 - masks), images)
-    others = [float(demo_sdtps.slim_loss(other).detach()) for other in (model, supervised)]
-    assert others[0] == others[1] != float(loss.detach())
 
 
 class Normalising(nn.Module):

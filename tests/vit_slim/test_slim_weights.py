@@ -65,7 +65,7 @@ def evaluate(command, tiny_root, tmp_path):
 @pytest.mark.parametrize("demo", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, evaluate, demo):
     weights = checkpoint(demo=demo)
-    names = ("distinctness", "studies.baselines:EViT", "saliency")
+    names = ("studies.baselines:EViT", "saliency")
     cases = {
         "dense": (),
         "all kept": ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[1.0]"),
@@ -79,25 +79,24 @@ def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, eva
 
 def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate):
     weights = checkpoint(demo=True)
-    code, _, stderr = evaluate(weights, *STAGES, *score("sdtps"))
+    code, _, stderr = evaluate(weights, *STAGES, *score("self_supervised"))
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
     assert f"The weights {weights} do not fit" in stderr and "slimming.scores.0." in stderr
 
 
 def test_a_score_trained_with_other_stages(checkpoint, evaluate):
-    """As many stages at other blocks with other shares run; another number, or another score with weights, is refused."""
-    weights = checkpoint(*STAGES, *score("sdtps"))
+    """As many stages at other blocks with other shares run; another number is refused."""
+    weights = checkpoint(*STAGES, *score("self_supervised"))
     others = ("MODEL.SLIM_BLOCKS", "[2,4]", "MODEL.SLIM_KEEP", "[0.7,0.6]")
-    code, record, _ = evaluate(weights, *others, *score("sdtps"))
+    code, record, _ = evaluate(weights, *others, *score("self_supervised"))
     assert code == 0 and set(record) == {"1", "2", "3"}
-    for opts in ((*ONE_STAGE, *score("sdtps")), (*STAGES, *score("self_supervised"))):
-        code, _, stderr = evaluate(weights, *opts)
-        assert code == 2 and f"The weights {weights} do not fit" in stderr
+    code, _, stderr = evaluate(weights, *ONE_STAGE, *score("self_supervised"))
+    assert code == 2 and f"The weights {weights} do not fit" in stderr
 
 
 def test_a_model_of_other_settings_than_in_its_training_is_warned_of(checkpoint, evaluate, caplog):
     """Its weights fit both, so nothing else tells."""
-    slimmed = (*STAGES, *score("distinctness"))
+    slimmed = (*STAGES, *score("saliency"))
     weights = checkpoint(*slimmed, "MODEL.ID_LOSS_WEIGHT", 0.25)
     own = evaluate(weights, *slimmed, "MODEL.DROP_PATH", 0.2)[1]
     assert not caplog.records
@@ -107,15 +106,17 @@ def test_a_model_of_other_settings_than_in_its_training_is_warned_of(checkpoint,
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("opts", [(), (*ONE_STAGE, *score("distinctness"))])
+@pytest.mark.parametrize("opts", [(), (*ONE_STAGE, *score("saliency"))])
 def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(
     checkpoint, evaluate, caplog, opts
 ):
-    with_score = evaluate(checkpoint(*STAGES, *score("sdtps")), *opts)
+    with_score = evaluate(checkpoint(*STAGES, *score("self_supervised")), *opts)
     assert "so it is left out" in caplog.text and len(caplog.records) == 1
     backbone = {
         name: tensor
-        for name, tensor in read_checkpoint(checkpoint(*STAGES, *score("sdtps"))).model.items()
+        for name, tensor in read_checkpoint(
+            checkpoint(*STAGES, *score("self_supervised"))
+        ).model.items()
         if not name.startswith("slimming.")
     }
     path = checkpoint()
@@ -124,7 +125,7 @@ def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(
 
 
 def test_a_checkpoint_with_a_score_is_converted_and_back(checkpoint, command, tmp_path):
-    weights = checkpoint(*STAGES, *score("sdtps"))
+    weights = checkpoint(*STAGES, *score("self_supervised"))
     for source, target, kind in (
         (weights, "demo.pth", "demo"),
         (tmp_path / "demo.pth", "back.pth", "ours"),

@@ -8,7 +8,7 @@ import torch
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, backbone_cfg, disturb
 from numeric import assert_close, shift_seed
 from sdtps_cases import assert_gradients_equal
-from slim_models import attention, distinctness, nudge, probe_gradients, supervised
+from slim_models import attention, learned, nudge, probe_gradients
 from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, random_images, tiny_cfg
 
@@ -17,9 +17,8 @@ from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.demo import make_slimming, slim_backbone
 from studies.attention import CLASS_TOKEN, attention_weights
 from tests.reference import slim as reference
-from vit_slim.scores import Distinctness
-from vit_slim.stage import remaining_patches, run_stage, sum_of_present
-from vit_slim.state import State, scatter_tokens
+from vit_slim.stage import Score, remaining_patches, run_stage, sum_of_present
+from vit_slim.state import State
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
@@ -32,7 +31,7 @@ EVIT = "studies.baselines:EViT"
 def build(name, blocks, keep, *opts):
     """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
     stages = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep)
-    opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "distinctness", *opts)))
+    opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "self_supervised", *opts)))
     torch.manual_seed(shift_seed())
     if name in ("test_vit", "CLIP"):
         kind = ["MODEL.PATCH_SIZE", 16]
@@ -46,7 +45,7 @@ def build(name, blocks, keep, *opts):
         backbone = make_backbone(cfg, CAMERAS)
     backbone.vit.blocks = backbone.vit.blocks[:DEPTH]
     slimming = make_slimming(cfg, backbone) if cfg.MODEL.SLIM_BLOCKS else None
-    return cfg, disturb(backbone).double(), slimming and disturb(slimming).double()
+    return cfg, disturb(backbone).double(), slimming and disturb(slimming).double().eval()
 
 
 def draw(cfg, batch=2):
@@ -75,8 +74,7 @@ def sum_over_modalities(score):
 def slow(cfg, backbone, slimming, images, stages):
     """Patches and class tokens of all modalities, one after the other."""
     scores = {
-        "distinctness": distinctness,
-        "supervised": supervised(slimming, MODALITIES),
+        "self_supervised": learned(slimming, MODALITIES),
         EVIT: attention,
     }
     score = scores[cfg.MODEL.SLIM_SCORE]
@@ -112,13 +110,13 @@ LARGE = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "blocks", "keep", "score", "is_shared", "merge"),
     [
-        ("test_vit", "[1,2]", "[0.5,0.5]", "supervised", True, True),
-        ("test_vit", "[1,2]", "[0.5,0.5]", "supervised", False, False),
-        ("CLIP", "[1]", "[0.5]", "distinctness", True, True),
-        (EVA02, "[0,1]", "[0.6,1.0]", "distinctness", False, False),
+        ("test_vit", "[1,2]", "[0.5,0.5]", "self_supervised", True, True),
+        ("test_vit", "[1,2]", "[0.5,0.5]", "self_supervised", False, False),
+        ("CLIP", "[1]", "[0.5]", "self_supervised", True, True),
+        (EVA02, "[0,1]", "[0.6,1.0]", "self_supervised", False, False),
         (DINOV3, "[0,2]", "[0.7,0.5]", EVIT, False, True),
         pytest.param(REGISTERS, "[0,2]", "[0.7,0.5]", EVIT, False, True, marks=LARGE),
-        pytest.param(MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True, marks=LARGE),
+        pytest.param(MIXED, "[1,2]", "[0.7,0.7]", "self_supervised", True, True, marks=LARGE),
     ],
 )
 def test_values_and_gradients_are_those_of_the_slow_version(
@@ -188,7 +186,9 @@ def test_the_stages_record_what_they_scored_and_kept():
 
 def test_dropped_patches_far_below_the_best_still_make_a_mean():
     """As logits are, that differ by hundreds in sum."""
-    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "supervised")
+    cfg, backbone, slimming = build(
+        "test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "self_supervised"
+    )
     with torch.no_grad():
         for head in slimming.scores[0].heads.values():
             head[3].weight.mul_(1e4)
@@ -206,16 +206,17 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
         assert_close(extra, weights @ patches / weights.sum(), 8, 8)
 
 
+class Spread(Score):
+    def score(self, tokens, context):
+        return tokens.detach().float().std(dim=-1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_keep_their_type(dtype):
-    """The mean of the dropped ones is computed in float32; a grid takes tokens of another type, as autocast makes them."""
+    """The mean of the dropped ones is computed in float32."""
     tokens = torch.randn(2, 9, 8).to(dtype)
-    step = run_stage(tokens, State((2, 4)), Distinctness(8, (2, 4)), keep=3)
+    step = run_stage(tokens, State((2, 4)), Spread(8, (2, 4)), keep=3)
     assert step.values.dtype == dtype and step.values.shape == (2, 1 + 3 + 1, 8)
-    places = step.record.kept["image"]
-    grid = scatter_tokens(torch.zeros(2, 8, 8), places, step.values[:, 1:4])
-    assert grid.dtype == torch.float32
-    assert torch.equal(grid[torch.arange(2)[:, None], places], step.values[:, 1:4].float())
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
-from tests.reference.patch_scores import distinctness
+from tests.reference.patch_scores import saliency
 from vit_slim.scores import SCORES
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
@@ -37,7 +37,7 @@ PLAIN = ("MODEL.USE_SDTPS", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_AUGMEN
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
-"""Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
+"""Lengths of the sums in scores and their sum over the modalities, at most; scores are float32."""
 QUICKEST = ("saliency", "self_supervised")
 EVIT, TOME = (f"studies.baselines:{name}" for name in ("EViT", "ToMe"))
 
@@ -49,7 +49,7 @@ def every(*scores, quickest=QUICKEST):
     return pytest.mark.parametrize("score", [*quickest, *slow])
 
 
-def slim_model(score="distinctness", *opts):
+def slim_model(score="saliency", *opts):
     shared = ("MODEL.SLIM_SHARED", score != TOME)
     return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *shared, *opts)
 
@@ -153,18 +153,17 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
 
 @torch.no_grad()
 def test_absent_modalities_have_no_say_in_a_shared_set():
-    """The first stage's set is that of the summed distinctness of the others, written out."""
+    """The first stage's set is that of the summed saliency of the others, written out."""
     model = slim_model().eval().double()
     images, cameras = random_images(2)
     images = exact(images)
-    stem = model.backbone.stem(torch.cat(list(images.values())), cameras.repeat(3), 1)
-    patches = stem[:, 1:].unflatten(0, (3, 4))
+    windows, grid = model.backbone.patch_windows, model.backbone.grid_size
     for missing in CASES:
         (encoded,) = encode_cases(model, images, cameras, [missing])
         for row in range(4):
             scores = sum(
-                torch.tensor(distinctness(patches[index, row]), dtype=torch.double)
-                for index, name in enumerate(MODALITIES)
+                torch.tensor(saliency(images[name][row], grid, *windows), dtype=torch.double)
+                for name in MODALITIES
                 if name not in missing
             )
             first, *others = (encoded.stages[0].kept[name][row] for name in MODALITIES)
@@ -183,7 +182,7 @@ def test_absent_modalities_have_no_say_in_a_shared_set():
     ids=" ".join,
 )
 def test_the_modules_after_it_see_the_remaining_patches(opts):
-    model = slim_model("distinctness", *opts)
+    model = slim_model("saliency", *opts)
     count = model.slimming.counts(model.backbone.num_patches)[-1]
     images, cameras = random_images(4)
     outputs = pairs(model.train()(images, cameras))
@@ -202,7 +201,7 @@ def test_the_modules_after_it_see_the_remaining_patches(opts):
 def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
     stage = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.125]")
     with pytest.raises(UserError, match="SDTPS_AGGR_RATIO do not fit: 4 patches"):
-        slim_model("distinctness", "MODEL.USE_SDTPS", "True", *stage)
+        slim_model("saliency", "MODEL.USE_SDTPS", "True", *stage)
 
 
 @every(*SCORES, EVIT, TOME, quickest=())

@@ -9,7 +9,7 @@ from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QUICK_GELU, QuickGELUMlp
 from vit_slim.scores import is_cast
-from vit_slim.scores.base import Score
+from vit_slim.stage import Score
 
 
 class Cast(torch.autograd.Function):

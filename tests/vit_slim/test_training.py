@@ -1,0 +1,311 @@
+"""Training of models that demo_sdtps.slim slimmed: checkpointing, the loss of a score, half precision, compiler, processes."""
+
+import copy
+import math
+import shutil
+from functools import partial
+
+import pytest
+import torch
+import two_slim_processes
+from forked import run_two
+from numeric import assert_close, generator, shift_seed
+from sdtps_cases import assert_gradients_equal
+from slim_host import WAYS, Host, Tower, call_host, host_case, make_case
+from slim_models import CASES, DEPTH, HEADS, PATH, WIDTH, slim_both
+from tiny import sums_of_a_block
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import demo_sdtps
+from demo_sdtps.config import UserError
+from tests.reference.slim_scores import otsu
+from vit_slim.scores import saliency
+
+STAGES = (1, 2), (0.6, 0.5)
+BACK = (*PATH, *PATH)
+RECOMPUTED = "blocks", "segments", "whole"
+HAS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+
+
+def step(call, model, images, forwards=1):
+    """Gradients of the model and of images after as many forwards, whose losses are added; → (outputs, gradients)."""
+    model.zero_grad()
+    torch.manual_seed(shift_seed(3))
+    images = [image.clone().requires_grad_() for image in images.chunk(forwards)]
+    outputs = [call(model, image) for image in images]
+    draws = generator(5)
+    sum(
+        (output * torch.randn(output.shape, generator=draws, dtype=output.dtype)).sum()
+        for output in outputs
+    ).backward()
+    named = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return outputs, named | {f"images.{number}": image.grad for number, image in enumerate(images)}
+
+
+def agree(call, plain, recomputing, images, forwards=1):
+    (outputs, actual), (expected, gradients) = (
+        step(call, model, images, forwards) for model in (recomputing, plain)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+    assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
+    assert_gradients_equal(actual, gradients, BACK)
+
+
+def pair(build, score="saliency", **settings):
+    """A slimmed model, and `recomputing(recompute, reentrant)`, which makes copies of it that compute again."""
+    plain = make_case(build).model()
+    path = "tower.blocks" if hasattr(plain, "tower") else "blocks"
+    demo_sdtps.slim(plain.train(), *STAGES, score, blocks_at=path, **settings)
+
+    def recomputing(recompute, reentrant=False):
+        model = copy.deepcopy(plain)
+        tower = getattr(model, "tower", model)
+        tower.recompute, tower.reentrant = recompute, reentrant
+        return model
+
+    return plain, recomputing
+
+
+# Checkpointing
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
+@pytest.mark.parametrize("kind", [*RECOMPUTED, "stem"])
+@pytest.mark.parametrize("score", ["saliency", "self_supervised"])
+def test_recomputation_gives_the_same_gradients(score, kind, reentrant):
+    """Of what is computed again, with numbers drawn in blocks, and several forwards before the backward pass."""
+    plain, recomputing = pair(partial(Tower, dropout=0.2), score)
+    for forwards in (1, 2):
+        images = make_case(Tower).draw(4)
+        agree(Tower.__call__, plain, recomputing(kind, reentrant), images, forwards)
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
+@pytest.mark.parametrize("kind", [*RECOMPUTED, "stem"])
+@pytest.mark.parametrize("way", WAYS)
+def test_recomputation_of_several_images_of_a_forward(kind, way, reentrant):
+    """Which keep one set; also where the loss is of some of them."""
+    plain, recomputing = pair(partial(Host, way))
+
+    def call(model, images):
+        return call_host(model, images)[:, 17:34]
+
+    for each in (call_host, call):
+        agree(each, plain, recomputing(kind, reentrant), host_case().draw(6), 2)
+
+
+class Twice(nn.Module):
+    """Encodes the same tensor twice, with other dropout (R-Drop), beside a call without gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = Tower(dropout=0.5)
+
+    def forward(self, images):
+        with torch.no_grad():
+            target = self.tower(images.flip(0))
+        return torch.cat([self.tower(images), 2 * self.tower(images) - target], dim=1)
+
+
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_recomputation_of_one_tensor_that_is_encoded_twice(kind):
+    plain, recomputing = pair(Twice, shared=False)
+    agree(Twice.__call__, plain, recomputing(kind), make_case(Tower).draw(4))
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_recomputation_of_a_function_that_encodes_several_images(way):
+    """In one region, whose blocks go from one image to the next."""
+    plain, _ = pair(partial(Host, way))
+    call = lambda model, images: checkpoint(call_host, model, images, use_reentrant=False)  # noqa: E731
+    (outputs, actual), (expected, gradients) = (
+        step(each, plain, host_case().draw(6)) for each in (call, call_host)
+    )
+    assert torch.equal(outputs[0], expected[0])
+    assert_gradients_equal(actual, gradients, BACK)
+
+
+@pytest.mark.parametrize("name", ["timm, rotary by block", "ViT", "open_clip"])
+def test_recomputation_by_the_libraries(name):
+    case = CASES[name]
+    _, plain, _ = slim_both(case, *STAGES)
+    model = copy.deepcopy(plain.train())
+    if name == "ViT":
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    else:
+        model.set_grad_checkpointing(True)
+    agree(case.call, plain, model, case.draw(4), 2)
+
+
+def test_tokens_that_checkpointing_knows_are_tensors_for_everybody_else(tmp_path):
+    """They are saved as such."""
+    model, inputs = demo_sdtps.slim(Tower(), (1,), (0.5,), blocks_at="blocks"), []
+    model.blocks[1].register_forward_hook(lambda block, args, output: inputs.append(args[0]))
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    torch.save(inputs[0].detach(), tmp_path / "tokens.pth")
+    tokens = torch.load(tmp_path / "tokens.pth")
+    assert type(tokens) is torch.Tensor and tokens.equal(inputs[0])
+    assert type(inputs[0] + 1) is torch.Tensor
+
+
+# The loss of a score
+
+
+@pytest.mark.parametrize("way", ["image by image", "stacked"])
+def test_the_loss_is_that_of_the_formula(way):
+    """Cross-entropy written out, its mean over patches, images and stages, times its weight once."""
+    _, model, steps = slim_both(host_case(way, shared=False), *STAGES, "self_supervised")
+    images = host_case().draw(6)
+    call_host(model.train(), images)
+    loss = demo_sdtps.slim_loss(model)
+    assert loss.shape == () and loss.requires_grad
+    side = (8, 8)
+    masks = [
+        torch.tensor(otsu(row.tolist()))
+        for row in saliency({"image": images}, side, side, (4, 4))["image"]
+    ]
+    means = []
+    for stages in steps.values():
+        rows = 0
+        for stage in stages:
+            for scores, places in zip(stage.score["image"], stage.scored["image"], strict=True):
+                terms = [
+                    -math.log(p) if is_object else -math.log(1 - p)
+                    for p, is_object in zip(
+                        (1 / (1 + math.exp(-s)) for s in scores.tolist()),
+                        masks[rows][places].tolist(),
+                        strict=True,
+                    )
+                ]
+                means.append(sum(terms) / len(terms))
+                rows += 1
+    expected = model.slimming.scores[0].loss_weight * sum(means) / len(means)
+    assert_close(loss, expected, 2, 64, 64, 3, 16, 2)
+    reached = torch.autograd.grad(loss, [*model.slimming.parameters(), model.tower.stem.weight])
+    assert all(gradient.abs().max() > 0 for gradient in reached)
+
+
+def test_a_forward_without_a_loss_is_told():
+    """In evaluation, by a score that does not learn, and without a gradient, which reentrant checkpointing computes later."""
+    _, model, _ = slim_both(host_case(), *STAGES, "self_supervised")
+    images = host_case().draw(6)
+    call_host(model.eval(), images)
+    with pytest.raises(UserError, match="no loss of a score"):
+        demo_sdtps.slim_loss(model)
+    _, other, _ = slim_both(host_case(), *STAGES)
+    call_host(other.train(), images)
+    with pytest.raises(UserError, match="no loss of a score"):
+        demo_sdtps.slim_loss(other)
+    with torch.no_grad():
+        call_host(model.train(), images)
+        assert demo_sdtps.slim_loss(model).isfinite()
+    with pytest.raises(UserError, match="use_reentrant=False"):
+        demo_sdtps.slim_loss(model)
+
+
+@pytest.mark.parametrize("kind", ["", *RECOMPUTED])
+def test_training_steps_learn_the_pseudo_masks(kind):
+    """The loss falls, with checkpointing as without."""
+    losses = []
+    for way in {"", kind}:
+        torch.manual_seed(shift_seed(3))
+        model = make_case(partial(Host, recompute=way)).model()
+        demo_sdtps.slim(model, *STAGES, "self_supervised", blocks_at="tower.blocks").train()
+        images, values = host_case().draw(6), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(4):
+            output = call_host(model, images)
+            loss = demo_sdtps.slim_loss(model) + 1e-3 * output.square().mean()
+            values.append(float(loss.detach()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(values)
+    assert values[-1] < values[0]
+    assert_close(losses[-1], losses[0], *8 * PATH)
+
+
+# Precision, compiler, processes
+
+
+@pytest.mark.parametrize(
+    ("name", "score"), [("timm, rotary", "saliency"), ("open_clip", "self_supervised")]
+)
+def test_half_precision_runs_and_is_near(name, score):
+    _, model, _ = slim_both(CASES[name], (1,), (0.6,), score)
+    model, images = model.float().train(), CASES[name].draw().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = CASES[name].call(model, images)
+    output.float().square().sum().backward()
+    assert output.isfinite().all()
+    gradients = (weight.grad for weight in model.parameters() if weight.grad is not None)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    if score == "saliency":  # keeps the same patches in any precision
+        lengths = (3 * 16 * 16, *DEPTH * sums_of_a_block(WIDTH, HEADS, 24), WIDTH, WIDTH, WIDTH)
+        assert_close(output, CASES[name].call(model, images), *lengths, dtype=torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "score", "backend"),
+    [
+        ("timm", "self_supervised", "eager"),
+        *(
+            pytest.param(*case, "aot_eager", marks=pytest.mark.soak)
+            for case in [
+                ("timm", "self_supervised"),
+                ("timm, rotary", "saliency"),
+                ("open_clip", "saliency"),
+                ("torchvision", "saliency"),
+                ("CLIP", "saliency"),  # transformers'
+                ("DINOv3", "saliency"),  # of random rotary positions in training
+            ]
+        ),
+        pytest.param("timm", "saliency", "inductor", marks=[pytest.mark.soak, HAS_COMPILER]),
+    ],
+)
+def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, backend):
+    """In evaluation and in training, again with another batch, and after the dense model was compiled and run; `unslim` and
+    compile again gives the dense output."""
+    case = CASES[name]
+    dense, model, _ = slim_both(case, *STAGES, score)
+    plain, images = copy.deepcopy(model), case.draw()
+    torch._dynamo.reset()
+    compiled_dense = torch.compile(dense, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        whole = case.call(compiled_dense.eval(), images)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for batch in (2, 3):
+        images = case.draw(batch)
+        with torch.no_grad():
+            output = case.call(compiled.eval(), images)
+            assert_close(output, case.call(plain.eval(), images), *PATH)
+        call = lambda _, images: case.call(compiled, images)  # noqa: E731
+        actual, ours = step(call, model.train(), images)
+        expected, theirs = step(case.call, plain.train(), images)
+        assert_close(actual[0], expected[0], *PATH)
+        assert_gradients_equal(ours, theirs, BACK)
+        if score == "self_supervised":
+            case.call(compiled, images)
+            losses = [demo_sdtps.slim_loss(each) for each in (compiled, plain)]
+            assert_close(*losses, *PATH)
+    again = torch.compile(demo_sdtps.unslim(model).eval(), backend=backend, fullgraph=True)
+    with torch.no_grad():
+        assert_close(case.call(again, case.draw()), whole, *PATH)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_two_processes_train_like_one(tmp_path):
+    """By DistributedDataParallel, each with its half of the images."""
+    done = run_two("tests/helpers/two_slim_processes.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    alone = two_slim_processes.train(rank=0, world=1)
+    for rank in (0, 1):
+        shared = torch.load(tmp_path / f"{rank}.pth")
+        assert shared.keys() == alone.keys()
+        for name, value in alone.items():
+            assert_close(shared[name], value, *2 * two_slim_processes.STEPS * BACK)

@@ -1,0 +1,163 @@
+"""Token pruning of any Vision Transformer in one line: `slim`, `unslim`, and the loss of a score (docs/slim.md)."""
+
+import copy
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from vit_slim.errors import UserError, nearest_name
+from vit_slim.scores import SCORES
+from vit_slim.stage import Score, check_stages
+from vit_slim.towers import find_towers
+from vit_slim.wrap import Slim, Wrapped, unwrap
+
+KEEP = 0.7
+"""Of the patches, before the first block and by `saliency`: the cheapest setting of studies/off_the_shelf.py that costs each of
+its models at most 1 mAP without training."""
+Model = TypeVar("Model", bound=nn.Module)
+WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel, torch._dynamo.OptimizedModule
+
+
+def slim(
+    model: Model,
+    blocks: Sequence[int] = (0,),
+    keep: Sequence[float] | None = None,
+    score: str | Score | Sequence[str | Score] = "saliency",
+    *,
+    operations: float | None = None,
+    merge: bool = True,
+    shared: bool = True,
+    blocks_at: str | None = None,
+    prefix: int | None = None,
+) -> Model:
+    """Let every Vision Transformer in `model` drop patches after `blocks` blocks, 0 for its input, in place; → the model.
+
+    `keep` are the shares of the remaining patches that each stage keeps, KEEP by default, or all stages keep the same share, as
+    large as `operations` allows, a share of those of the dense model in its patch convolution and blocks. `score` is a name of
+    SCORES, a `Score`, or one for each stage. Dropped patches become one extra token with `merge`, none without. With `shared`
+    the images of a forward keep one set where the score is of the images alone, else each its own. `blocks_at` is the path of
+    the blocks where they are not found; `prefix` is the number of tokens before the patches.
+
+    A score with weights adds them as `slimming.scores.…`. docs/slim.md has an example for each library:
+
+    >>> import timm, torch, vit_slim
+    >>> model = vit_slim.slim(timm.create_model("vit_tiny_patch16_224"), blocks=(0, 4), keep=(0.5, 0.5))
+    >>> logits = model(torch.randn(2, 3, 224, 224))
+
+    Raises `UserError` for what does not fit the model, here or at the first forward where it shows.
+    """
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise UserError(f"The model is {model!r:.80}, but must be an nn.Module; give one.")
+    for module in model.modules():
+        if isinstance(module, (*WRAPPERS, Wrapped)) or getattr(module, "_compiled_call_impl", None):
+            raise UserError(
+                f"{type(module).__name__} in {kind} is slimmed, compiled or wrapped already; slim the plain model, after "
+                "vit_slim.unslim where it is slimmed, and compile or wrap it then."
+            )
+    if operations is not None and (keep is not None or not _is_share(operations)):
+        raise UserError(
+            f"operations is {operations!r} and keep {keep}; give one of them, operations as a share in (0, 1]."
+        )
+    if keep is None:
+        keep = (KEEP,) * (len(blocks) if isinstance(blocks, Sequence) else 1)
+    if not (
+        isinstance(blocks, Sequence)
+        and isinstance(keep, Sequence)
+        and 0 < len(blocks) == len(keep)
+        and all(map(_is_count, blocks))
+        and list(blocks) == sorted(set(blocks))
+        and all(map(_is_share, keep))
+    ):
+        raise UserError(
+            f"blocks is {blocks!r} and keep {keep!r}, but there must be rising whole numbers and one share in (0, 1] for "
+            "each, such as (0, 4) and (0.5, 0.5)."
+        )
+    if not (prefix is None or _is_count(prefix)):
+        raise UserError(f"prefix is {prefix!r}; it must be a number of tokens.")
+    towers = find_towers(model, blocks_at, prefix)
+    for tower in towers:
+        what = f"{kind}{tower.path and '.' + tower.path}"
+        check_stages(blocks, len(tower.blocks), "blocks", what)
+    scores = _make_scores(score, len(blocks), {tower.patches.out_channels for tower in towers})
+    shares = keep if operations is None else ()
+    attach(model, Slim(towers, blocks, shares, scores, merge, shared, operations), towers[0].home)
+    return model
+
+
+def attach(model: nn.Module, slimming: Slim, home: nn.Module) -> None:
+    """Add the stages to a model, in place, in its mode and on its device; the scores' weights are in its module `home`."""
+    slimming.to(slimming.towers[0].patches.weight).train(model.training)
+    slimming.attach(model, home)
+
+
+def unslim(model: Model) -> Model:
+    """Give the dense model back, in place; → the model. Raises `UserError` where it is not slimmed."""
+    find_slimming(model)
+    for module in list(model.modules()):
+        unwrap(module)
+    return model
+
+
+def slim_loss(model: nn.Module) -> torch.Tensor:
+    """The loss of the scores in the last forward in training mode, a scalar with its weight: add it to the model's own.
+
+    Raises `UserError` where that forward had no loss, or one without gradient, as in reentrant checkpointing.
+    """
+    find_slimming(model)
+    slims = [module for module in model.modules() if isinstance(module, Slim)]
+    losses = [loss for slimming in slims for loss in slimming.losses]
+    if not losses:
+        raise UserError(
+            "The last forward has no loss of a score; call the model in training mode, and slim it by a score that learns, "
+            "such as 'self_supervised'."
+        )
+    weights = (weight for slimming in slims for weight in slimming.parameters())
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        if not any(loss.requires_grad for loss in losses):
+            raise UserError(
+                "The loss of the score has no gradient, as the forward had none; where checkpointing computes it again, use "
+                "use_reentrant=False."
+            )
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+
+
+def find_slimming(model: nn.Module) -> Slim:
+    """The stages of a model, or of the one that it wraps."""
+    for module in model.modules():
+        if isinstance(module, Slim):
+            return module
+    raise UserError(f"{type(model).__name__} is not slimmed; call vit_slim.slim(model) before.")
+
+
+def _make_scores(
+    score: str | Score | Sequence[str | Score], count: int, widths: set[int]
+) -> list[Score]:
+    """A score for each of `count` stages, of towers whose tokens have `widths` channels."""
+    copies = (copy.deepcopy(score) for _ in range(count - 1))
+    each = score if isinstance(score, (list, tuple)) else [score, *copies]
+    if len(each) != count:
+        raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
+    for one in each:
+        if not (isinstance(one, Score) or (isinstance(one, str) and one in SCORES)):
+            raise UserError(
+                f"score is {one!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score{nearest_name(one, SCORES)}."
+            )
+    scores = [SCORES[one](min(widths), (0, 0)) if isinstance(one, str) else one for one in each]
+    if len(widths) > 1 and any(scorer.state_dict() for scorer in scores):
+        raise UserError(
+            f"score is {score!r}, whose weights are for tokens of one width, but the towers have "
+            f"{' and '.join(map(str, sorted(widths)))} channels; slim each tower by itself."
+        )
+    return scores
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) >= 0
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, Real) and 0 < float(value) <= 1

@@ -1,0 +1,360 @@
+"""How a model prunes tokens: its blocks, its patch convolutions and the model itself become wrappers of their classes.
+
+A module keeps its name, parameters and state, and gets a subclass of its class (`wrap`), whose forward asks the `Slim` of the
+model; `unwrap` gives the class back. The patch convolution begins a `Batch`, the one object that belongs to a tower and to this
+forward. The batch goes from block to block: the i-th call of a block continues the i-th call of the block before. A stage runs
+in the block after it, and later blocks get those rows of their arguments that belong to the remaining patches; the last block
+takes the extra tokens away.
+
+Gradient checkpointing computes functions again whose input is the input of some block. That input is made `Tokens`, which know
+their batch, so that what was kept is an input of what is computed again, whichever forward it belongs to.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from vit_slim.errors import UserError
+from vit_slim.scores import saliency
+from vit_slim.stage import Block, Score, Slimming
+from vit_slim.state import UNNAMED, ByName, Grid, State, split_rows
+from vit_slim.towers import Tower, module_at, plan_counts
+
+
+class Batch:
+    """The images of one call of a tower's patch convolution, on their way through its blocks."""
+
+    def __init__(self, state: State):
+        self.states = [state]  # before the first stage, and after each
+        self.block = 0  # the next one
+
+
+class Tokens(torch.Tensor):
+    """A tensor that gradient checkpointing may give again to what it was given to, and what is `known` of it: the `Batch` of
+    tokens, the saliency of images. What is computed of it is a plain tensor; reentrant checkpointing detaches it before."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    known: Any
+
+    def detach(self) -> "Tokens":
+        detached = super().detach().as_subclass(Tokens)
+        detached.known = self.known
+        return detached
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+
+def remember(tensor: Any, known: Any) -> None:
+    """Make a tensor `Tokens`, in place, where the backward pass may compute again what it is given to."""
+    needs_backward = torch.is_grad_enabled() or tensor.requires_grad
+    is_eager = type(tensor) in (torch.Tensor, Tokens) and not torch.compiler.is_compiling()
+    if is_eager and needs_backward:
+        tensor.__class__, tensor.known = Tokens, known
+
+
+class Wrapped(nn.Module):
+    """First base class of the class of a module that `wrap` has changed; the second is the class that it had."""
+
+    pruned: Callable  # (the module, its own forward, arguments, keyword arguments) → output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.pruned(self, super().forward, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Its class has no name by which pickle could find it.
+        return make_wrapped, type(self).__bases__[1:], super().__reduce_ex__(protocol)[2]
+
+
+WRAPPED: dict[type, type] = {}
+"""The wrapped classes by their dense ones."""
+
+
+def wrap(module: nn.Module, pruned: Callable) -> None:
+    """Let `pruned` run in place of a module's forward."""
+    dense = type(module)
+    if dense not in WRAPPED:
+        names = {"__module__": dense.__module__, "__qualname__": dense.__qualname__}
+        WRAPPED[dense] = type(dense.__name__, (Wrapped, dense), names)
+    vars(module)["pruned"] = pruned
+    module.__class__ = WRAPPED[dense]
+
+
+def make_wrapped(dense: type[nn.Module]) -> nn.Module:
+    """A wrapped module of a dense class, without state."""
+    module = dense.__new__(dense)
+    wrap(module, unwrap)
+    return module
+
+
+def unwrap(module: nn.Module) -> None:
+    """Give a module the class and the methods back that it had, in place."""
+    if isinstance(module, Wrapped):
+        module.__class__ = type(module).__bases__[1]
+        del vars(module)["pruned"]
+    for attributes in (vars(module), module._modules):
+        if isinstance(attributes.get("slimming"), Slim):
+            del attributes["slimming"]
+    for name in METHODS.keys() & vars(module).keys():
+        delattr(module, name)
+
+
+class Slim(Slimming):
+    """The stages of a model's towers, and what is known of the forward under way.
+
+    In place of `keep` the stages may leave a share `operations` of those of the dense model. With `shared` the saliency of the
+    images of a forward is summed, and all keep the same; a host that knows more of its images overrides `find_images`, `votes`
+    and `groups`.
+    """
+
+    def __init__(
+        self,
+        towers: Sequence[Tower],
+        blocks: Sequence[int],
+        keep: Sequence[float],
+        scores: Sequence[Score],
+        merge: bool = True,
+        shared: bool = True,
+        operations: float | None = None,
+    ):
+        super().__init__(blocks, keep, scores, merge, shared)
+        self.towers = tuple(towers)
+        self.operations, self.planned = operations, dict[int, tuple[int, ...]]()
+        if operations is not None:
+            self.counts(10_000)  # refuses what images of no size allow
+        self.images: list[tuple[str, torch.Tensor]] | None = None  # None: no forward is under way
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the forward before."""
+        self.under_way: list[list[Batch]] = [[] for _ in self.towers]
+        self.finished: set[int] = set()  # towers that a batch has left
+        self.losses: list[torch.Tensor] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has no forward under way.
+        nothing: dict[str, Any] = {"images": None, "losses": []}
+        return self.__dict__ | nothing | {"under_way": [[] for _ in self.towers]}
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise UserError(
+            "nn.DataParallel does not run a slimmed model; use nn.parallel.DistributedDataParallel."
+        )
+
+    def attach(self, model: nn.Module, home: nn.Module) -> None:
+        """Become `model.slimming` and wrap the model; the weights of the scores are in the module `home` of the model."""
+        home.add_module("slimming", self)
+        if home is not model:
+            vars(model)["slimming"] = self
+        wrap(model, self.run_model)
+        for number, tower in enumerate(self.towers):
+            wrap(tower.patches, partial(self.run_stem, number))
+            for index, block in enumerate(tower.blocks):
+                names = tuple(signature(block.forward).parameters)
+                wrap(block, partial(self.run_block, number, index, names))
+            owner = model.get_submodule(tower.path)
+            for module in (owner, module_at(owner, "embeddings")):
+                for name in METHODS:
+                    if hasattr(module, name):
+                        setattr(module, name, METHODS[name])
+
+    def counts(self, patches: int) -> tuple[int, ...]:
+        if self.operations is None:
+            return super().counts(patches)
+        if patches not in self.planned:
+            settings = self.operations, self.towers, self.blocks, self.merge
+            self.planned[patches] = plan_counts(*settings, patches)
+        return self.planned[patches]
+
+    def votes(self, name: str) -> bool:
+        """Whether the image `name` of a forward counts in the sum of the saliency."""
+        return True
+
+    def groups(self, images: torch.Tensor) -> tuple[tuple[str, ...], ByName]:
+        """The names of the rows of images (M·B, C, H, W) that a tower embeds, and which are missing, as in `State`."""
+        return UNNAMED, {}
+
+    def run_model(self, model: nn.Module, dense: Callable, args: tuple, kwargs: dict) -> Any:
+        """The forward of the model, which is `dense`."""
+        if self.images is not None:  # within itself
+            return dense(*args, **kwargs)
+        self.begin()
+        self.images = find_images((args, kwargs))
+        try:
+            output = dense(*args, **kwargs)
+            for number, batches in enumerate(self.under_way):
+                for batch in batches:  # A model may embed images beside those that it encodes.
+                    if batch.block or number not in self.finished:
+                        raise UserError(
+                            f"{type(model).__name__} makes patches that never come to block {batch.block}: token pruning "
+                            "follows them through all blocks in their order. Name by blocks_at those after the patch "
+                            "convolution, and skip none (layerdrop)."
+                        )
+            return output
+        except (RuntimeError, ValueError) as error:
+            is_pruned = self.finished or any(self.under_way)
+            if isinstance(error, torch.OutOfMemoryError) or not is_pruned:
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"{type(model).__name__} does not run where patches are left out ({reason}): what needs the whole grid, such "
+                "as heads of dense prediction or attention in windows, cannot be slimmed. If the dense model fails too, "
+                "correct its arguments."
+            ) from error
+        finally:
+            self.images = None
+            self.under_way = [[] for _ in self.towers]
+
+    def run_stem(
+        self, number: int, stem: nn.Conv2d, dense: Callable, args: tuple, kwargs: dict
+    ) -> torch.Tensor:
+        """The forward of a tower's patch convolution, which begins a batch."""
+        patches, (images,) = dense(*args, **kwargs), args
+        is_within = self.images is not None
+        if not is_within:  # a method of the model, or the backward pass, which computes it again
+            self.begin()
+        window = stem.kernel_size, stem.stride
+        # A traced graph (torch.jit) has tensors for numbers.
+        grid = int(patches.shape[-2]), int(patches.shape[-1])
+        sides = zip(images.shape[-2:], *window, strict=True)
+        expected = tuple((int(side) - kernel) // step + 1 for side, kernel, step in sides)
+        if grid != expected:
+            raise UserError(
+                f"The patch convolution makes a grid of {grid}, but its kernel {window[0]} and stride {window[1]} fit "
+                f"{expected} times: it pads, or is not the one that makes the patches; slimming needs one without padding."
+            )
+        names, missing = self.groups(images)
+        rows, total, known = split_rows(images, names), None, {}
+        if not is_within and isinstance(images, Tokens):
+            total = images.known
+        elif self.shared and self.reads_saliency:
+            total = self.total_saliency(images, *window, grid)
+        if total is not None:
+            known = dict.fromkeys(names, total)
+            remember(images, total)
+        elif self.reads_saliency:
+            known = saliency(rows, *window, grid)
+        state = State(grid, names, self.shared, rows, missing, known)
+        self.under_way[number].append(Batch(state))
+        return patches
+
+    def run_block(
+        self,
+        number: int,
+        index: int,
+        names: tuple[str, ...],
+        module: nn.Module,
+        dense: Callable,
+        args: tuple,
+        kwargs: dict,
+    ) -> Any:
+        """The forward of block `index` of a tower, which is `dense` with arguments of these `names`."""
+        arguments, outputs = dict(zip(names, args, strict=False)) | kwargs, list[Any]()
+        tower, tokens = self.towers[number], arguments.pop(names[0])
+        if not isinstance(tokens, torch.Tensor) or tokens.ndim != 3:
+            raise UserError(
+                f"{type(module).__name__} gets {getattr(tokens, 'shape', type(tokens).__name__)}, but slimming needs blocks of "
+                "tokens, (B, L, C); choose another backbone."
+            )
+        batch, values = self.find_batch(number, index, module, tokens), tower.swap(tokens)
+        stage = sum(before < index for before in self.blocks)
+        state = batch.states[stage]
+        prefix = int(values.shape[1]) - state.extra - state.count
+        if prefix < 0 or (tower.prefix is not None and prefix != tower.prefix):
+            raise UserError(
+                f"{type(module).__name__} gets {int(values.shape[1])} tokens where the grid has {state.count} patches, but "
+                f"prefix={tower.prefix} was expected before them; correct this number, or turn off what drops patches beside "
+                "slimming, such as patch dropout (timm's patch_drop_rate)."
+            )
+
+        def forward(values: torch.Tensor, **arguments: Any) -> torch.Tensor:
+            outputs.append(dense(tower.swap(values), **arguments))
+            return tower.swap(outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1])
+
+        block = Block(module, forward, arguments)
+        if index in self.blocks:
+            after = [each.positions for each in batch.states[stage + 1 :]]
+            values, state, _, loss = self(stage, values, state, block, *after[:1])
+            if not after:
+                batch.states.append(state)
+                self.losses += [] if loss is None else [loss]
+        else:
+            values = block.run(values, state)
+        if index + 1 == len(tower.blocks):
+            self.under_way[number].remove(batch)
+            self.finished.add(number)
+            if state.extra:  # not a view, which would keep the whole output
+                values = values[:, : -state.extra].contiguous()
+        tokens = tower.swap(values)
+        return (tokens, *outputs[-1][1:]) if isinstance(outputs[-1], tuple) else tokens
+
+    def find_batch(self, number: int, index: int, module: nn.Module, tokens: torch.Tensor) -> Batch:
+        """The batch whose tokens are the input of block `index` of a tower, which goes on to the next block."""
+        batches = self.under_way[number]
+        if isinstance(tokens, Tokens):
+            batch = tokens.known
+            if self.images is None and any(other.block != index + 1 for other in batches):
+                batches.clear()  # another function that is computed again has gone through these
+            batches += [] if batch in batches else [batch]
+        else:
+            waiting = [batch for batch in batches if batch.block == index]
+            if not waiting:
+                raise UserError(
+                    f"{type(module).__name__}, block {index}, gets tokens whose patches slimming has not seen: it follows them "
+                    "from the patch convolution through all blocks in their order. Skip no block (layerdrop), call none by "
+                    "itself, slim again after the patch convolution was replaced, and name by blocks_at the blocks after it."
+                )
+            batch = waiting[0]
+            remember(tokens, batch)
+        batch.block = index + 1
+        return batch
+
+    def total_saliency(
+        self, images: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], grid: Grid
+    ) -> torch.Tensor | None:
+        """The sum (B, N) of the saliency of the images of the forward that are alike; None for a single one."""
+        alike = [each for each in self.images or [] if each[1].shape[1:] == images.shape[1:]]
+        batch, counts = images.shape[0], [image.shape[0] for _, image in alike]
+        # A host that stacks them has all in one batch.
+        count = batch if batch in counts or not counts else counts[0]
+        alike = [each for each in alike if each[1].shape[0] == count]
+        voters = {str(place): one for place, (name, one) in enumerate(alike) if self.votes(name)}
+        if len(alike) < 2 or not voters or batch % count:
+            return None
+        total = torch.stack([*saliency(voters, size, stride, grid).values()]).sum(dim=0)
+        return total.repeat(batch // count, 1)
+
+
+def find_images(inputs: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
+    """The images (B, C, H, W) of floating point in nested arguments, with their innermost names."""
+    if isinstance(inputs, torch.Tensor):
+        return [(name, inputs)] if inputs.ndim == 4 and inputs.is_floating_point() else []
+    if isinstance(inputs, (list, tuple)):
+        inputs = {f"{name}{number}": value for number, value in enumerate(inputs)}
+    items = inputs.items() if isinstance(inputs, Mapping) else ()
+    return [image for key, value in items for image in find_images(value, str(key))]
+
+
+def refuse_intermediates(*args: object, **kwargs: object) -> None:
+    raise UserError(
+        "features_only, forward_intermediates and get_intermediate_layers return the whole grid of several blocks, which a "
+        "slimmed model does not have; call them on the dense model (vit_slim.unslim)."
+    )
+
+
+def mask_none(
+    tokens: torch.Tensor, noise: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """ViTMAE's tokens (B, N, C), mask and places (B, N), none masked and in the order of the grid."""
+    mask = tokens.new_zeros(tokens.shape[:2])
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(mask)
+    # Gathered as the model does, so that gradients are summed in the same order.
+    return tokens.gather(1, places[..., None].expand_as(tokens)), mask, places
+
+
+METHODS = {"forward_intermediates": refuse_intermediates, "random_masking": mask_none}
+"""Methods of timm's models, and of the embedding of transformers' ViTMAE, in place of a tower's own."""
