@@ -115,13 +115,12 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
             "The last forward has no loss of a score; call the model in training mode, and slim it by a score that learns, "
             "such as 'self_supervised'."
         )
-    weights = (weight for slimming in slims for weight in slimming.parameters())
-    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        if not any(loss.requires_grad for loss in losses):
-            raise UserError(
-                "The loss of the score has no gradient, as the forward had none; where checkpointing computes it again, use "
-                "use_reentrant=False."
-            )
+    learns = any(weight.requires_grad for one in slims for weight in one.parameters())
+    if torch.is_grad_enabled() and learns and not any(loss.requires_grad for loss in losses):
+        raise UserError(
+            "The loss of the score has no gradient, as the forward had none; where checkpointing computes it again, use "
+            "use_reentrant=False."
+        )
     return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
 
 
