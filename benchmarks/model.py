@@ -38,7 +38,6 @@ from tests.reference.fusion import Fusion  # which the tests compare with
 
 BATCH, FEW, GPU_BATCH = 8, 2, 64
 GPU_ROUNDS = 20
-MEMORY = "… memory beside models and optimisers"
 FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the reference formulation
 
 
@@ -116,7 +115,7 @@ def precision_rows(
     with_memory: bool = False,
 ) -> Iterator[Row]:
     """Inference and training step in each precision: time, and cosine similarity of features. The reference is in float32 or,
-    where both `are_alike`, under the same autocast; then, on a GPU, also the memory."""
+    where both `are_alike`, under the same autocast."""
     for half in halves:
         sides, theirs = Sides(configuration(), batch), half if are_alike else None
         what = f"{'both in ' if are_alike else ''}{precision_name(half)}, {batch} triplets"
@@ -137,23 +136,12 @@ def precision_rows(
         steps = sides.step(sides.reference, theirs), sides.step(sides.ours, half)
         target = None if are_alike else 3 if half else 1.1
         yield compare(f"training step, {what}", *steps, rounds, sides.device, target)
-        if are_alike and sides.device.type == "cuda":
-            memory = (allocated_memory(step, sides.device) for step in steps)
-            yield ratio_row(MEMORY, *memory, unit="MiB")
         # Frees memory for the processes that follow.
         del sides, steps, infer_reference, infer_ours
         if with_memory and not half:
             memory = (peak_memory(train, side, batch // 2) for side in ("reference", "ours"))
             title = f"… peak memory of a process, {batch // 2} triplets"
             yield ratio_row(title, *memory, at_least=1, unit="MiB")
-
-
-def allocated_memory(step: Callable[[], object], device: torch.device) -> float:
-    """MiB that `step` allocates on a GPU at most, beside what is there before."""
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    step()
-    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 def train(side: str, batch: int) -> None:
@@ -165,18 +153,13 @@ def train(side: str, batch: int) -> None:
 
 def evaluation_rows(quick: bool, device: torch.device) -> list[Row]:
     """The evaluation of an epoch, from images on disk to mAP for three return patterns: one pass beside three. On a GPU of more
-    images, and also in bfloat16."""
-    if quick or device.type == "cpu":
-        return [evaluation_row(quick, 2, BATCH, "off")]
-    return [evaluation_row(quick, 16, GPU_BATCH, mode) for mode in ("off", "bf16")]
-
-
-def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
-    """Of four triplets of each of the test `identities`, both sides in the precision of TEST.AMP `mode`."""
+    images."""
     small = ("INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]") if quick else ()
-    precision = ("TEST.AMP", mode, "TEST.IMS_PER_BATCH", str(batch))
+    is_large = device.type == "cuda" and not quick
+    identities, batch = (16, GPU_BATCH) if is_large else (2, BATCH)
     with tempfile.TemporaryDirectory() as root:
-        cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", *precision, *small)
+        data_keys = ("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no")
+        cfg = configuration(*data_keys, "TEST.IMS_PER_BATCH", str(batch), *small)
         height, width = cfg.INPUT.SIZE_TEST
         # 4 triplets of each
         drawing = {"images_per_camera": 1, "height": height, "width": width, "seed": 0}
@@ -195,12 +178,10 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
             maps["ours"] = torch.tensor([ranking.mAP for ranking in rankings.values()])
 
         what = f"evaluation of an epoch, {len(data.samples)} triplets"
-        half = "" if mode == "off" else f", both in {mode}"
-        row = compare(f"{what}{half}", evaluate_reference, evaluate_ours, 1, sides.device, 3)
-        if mode == "off":
-            # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
-            check_near("evaluation", maps["ours"], maps["reference"], 0.17 / len(data.query))
-        return row
+        row = compare(what, evaluate_reference, evaluate_ours, 1, sides.device, 3)
+        # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
+        check_near("evaluation", maps["ours"], maps["reference"], 0.17 / len(data.query))
+        return [row]
 
 
 def reference_evaluation(sides: Sides, data: TestData, pattern: int) -> float:

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import re
-import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -84,11 +83,9 @@ def peak_memory(work: Callable[..., object], *arguments) -> float:
 
 def _call_and_measure(work: Callable[..., object], arguments: tuple) -> float:
     work(*arguments)
-    # On Linux ru_maxrss of a new process starts at the peak of its parent.
-    status = Path("/proc/self/status")
-    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    kib = int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kib / 1024
+    # Not ru_maxrss, which in a new process starts at the peak of its parent.
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024
 
 
 def benchmark_table(rows: Sequence[Row]) -> str:

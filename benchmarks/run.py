@@ -5,39 +5,24 @@ import os
 from pkgutil import resolve_name
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import add_output, add_switch, print_lines, read_arguments, run
+from demo_sdtps.config.cli import (
+    add_choice,
+    add_output,
+    add_switch,
+    print_lines,
+    read_arguments,
+    run,
+)
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
 TOPICS = {  # description; function from `quick` and device to rows
-    "models": (
-        "parameters and operations of the models of RGBNT201 and RGBNT100",
-        "model:models_rows",
-    ),
-    "model": (
-        "inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
-        "model:model_rows",
-    ),
-    "slimming": (
-        "slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
-        "slimming:slimming_rows",
-    ),
-    "compiled": (
-        "the slimmed and the dense ViT-B/16 on a GPU with MODEL.COMPILE, and what compiling takes",
-        "slimming:compiled_rows",
-    ),
-    "operators": (
-        "operators of the dense and the slimmed model, counted on fake tensors; nothing is timed",
-        "operators:operators_rows",
-    ),
-    "any_vit": (
-        "demo_sdtps.slim on Vision Transformers of timm: operations and speed in float32",
-        "any_vit:any_vit_rows",
-    ),
-    "deploy": (
-        "RGB alone by torch, ONNX Runtime and OpenVINO on a CPU, dense and slimmed, from decoded image to feature",
-        "deploy:deploy_rows",
-    ),
+    "models": ("parameters and operations of the models", "model:models_rows"),
+    "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE", "model:model_rows"),
+    "slimming": ("pruned beside dense ViT-B/16: inference, training", "slimming:slimming_rows"),
+    "operators": ("operators of both, counted on fake tensors", "operators:operators_rows"),
+    "any_vit": ("demo_sdtps.slim on timm's models: operations, speed", "any_vit:any_vit_rows"),
+    "deploy": ("RGB alone by torch, ONNX Runtime and OpenVINO on a CPU", "deploy:deploy_rows"),
     "fusion": ("HDM and ATMoE alone", "model:fusion_rows"),
     "evaluation": ("the evaluation of an epoch, from images to mAP", "model:evaluation_rows"),
     "ranking": ("mAP and CMC", "ranking:ranking_rows"),
@@ -56,19 +41,11 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
     add_switch(parser, "--quick", "small sizes and few rounds, as a test without results")
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto (default) is a GPU if there is one",
-    )
+    add_choice(parser, "--device", ("auto", "cpu", "cuda"), "auto", "auto: a GPU if there is one")
     add_output(parser, "--json", ".json", help="write the numbers as JSON too")
     arguments = read_arguments(parser)
-    for topic in arguments.parts:
-        if topic not in TOPICS:
-            raise UserError(
-                f"There is no part {topic!r} to measure; choose from {', '.join(TOPICS)}."
-            )
+    if unknown := {*arguments.parts} - TOPICS.keys():
+        raise UserError(f"There is no part {unknown.pop()!r}; choose from {', '.join(TOPICS)}.")
 
     from benchmarks.rows import as_report, conditions
     from demo_sdtps.runtime.device import choose_device

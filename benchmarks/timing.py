@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -25,27 +25,15 @@ Case = TypeVar("Case", bound=Hashable)
 CLASSES, CAMERAS = 171, 4  # RGBNT201's
 
 
-class Times(NamedTuple):
-    """Seconds of a call: until a GPU has done the work, and until the call returns."""
-
-    done: float
-    returned: float
-
-
-def in_turns(*arguments: Any, **settings: Any) -> dict[Any, float]:
-    """Seconds until the work is done, as `time_in_turns`."""
-    return {name: times.done for name, times in time_in_turns(*arguments, **settings).items()}
-
-
-def time_in_turns(
+def in_turns(
     what: str,
     cases: Mapping[Case, Callable[[], object]],
     rounds: int,
     device: str | torch.device = "cpu",
     summary: Callable[[Sequence[float]], float] = statistics.median,
     calls: int = 1,
-) -> dict[Case, Times]:
-    """Seconds of each case, over the rounds by `summary`; the first round is a warm-up.
+) -> dict[Case, float]:
+    """Seconds of each case until a GPU has done the work, over the rounds by `summary`; the first round is a warm-up.
 
     A round calls a case `calls` times and times the last call. With two, the timed call finds its weights in the caches and no
     threads of other cases, as in a process that runs one model.
@@ -53,20 +41,17 @@ def time_in_turns(
     Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
     """
     device = torch.device(device)
-    seconds: dict[Case, list[Times]] = {name: [] for name in cases}
+    seconds: dict[Case, list[float]] = {name: [] for name in cases}
     for _ in progress(range(rounds + 1), what, unit="round"):
         for name, work in cases.items():
             for _ in range(calls - 1):
                 work()
             started = time.perf_counter()
             work()
-            returned = time.perf_counter() - started
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds[name].append(Times(time.perf_counter() - started, returned))
-    return {
-        name: Times(*map(summary, zip(*times[1:], strict=True))) for name, times in seconds.items()
-    }
+            seconds[name].append(time.perf_counter() - started)
+    return {name: summary(times[1:]) for name, times in seconds.items()}
 
 
 def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> Batch:

@@ -48,13 +48,9 @@ class ImageTexts:
 
 
 def read_image_texts(root: Path, name: str, split: str, long_captions: str = "auto") -> ImageTexts:
-    """Read a split of the data set in `root`/`name`; `long_captions` is auto (if the file exists), yes or no."""
+    """Read a split of the data set in `root`/`name`; `long_captions` is auto (if the file exists), yes or no. Raises
+    `UserError` for a file that is missing, or damaged, or does not fit the others."""
     folder = Path(root) / name
-    if not folder.is_dir():
-        raise UserError(
-            f"The data set {name} is not at {folder}; put it there, with {CAPTION_FILES}, or set DATASETS.ROOT_DIR and "
-            "DATASETS.NAMES to its parent folder and its name."
-        )
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
     captions, ids = _lines(caps_file), _lines(ids_file)
     per_id, rest = divmod(len(captions), len(ids))
@@ -65,60 +61,41 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
         )
     order: dict[str, int] = {}  # image id → index, by first appearance
     image_of = [order.setdefault(image_id, len(order)) for image_id in ids for _ in range(per_id)]
-    paths = _paths(folder, ids_file, order)
-    dense = _dense(folder, split, order, long_captions)
-    return ImageTexts(paths, tuple(captions), tuple(image_of), dense)
-
-
-def _paths(folder: Path, ids_file: Path, order: Iterable[str]) -> tuple[str, ...]:
-    file = folder / MAPPING
-    mapping = _json(_text(file), str(file))
-    paths = []
-    for image_id in order:
-        if image_id not in mapping:
-            raise UserError(
-                f"The image {image_id!r} of {ids_file} is not in {file}; add it, or remove its captions."
-            )
-        path = os.path.join(folder, IMAGES, str(mapping[image_id]))
+    mapping = _json(folder / MAPPING, _text(folder / MAPPING))
+    paths = [os.path.join(folder, IMAGES, str(mapping.get(image_id, ""))) for image_id in order]
+    for image_id, path in zip(order, paths, strict=True):
         if not os.path.isfile(path):
             raise UserError(
-                f"The image {path} ({image_id!r} of {ids_file}) is missing; add it, or remove its captions."
+                f"The image {image_id!r} of {ids_file} is not in {folder / MAPPING}, or its file {path} is missing; add it, or "
+                "remove its captions."
             )
-        paths.append(path)
-    return tuple(paths)
+    dense_file, dense = folder / f"{split}_dense.jsonl", None
+    if long_captions == "yes" or (long_captions == "auto" and dense_file.exists()):
+        dense = _long_captions(dense_file, order)
+    return ImageTexts(tuple(paths), tuple(captions), tuple(image_of), dense)
 
 
-def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple[str, ...] | None:
+def _long_captions(file: Path, order: Iterable[str]) -> tuple[str, ...]:
     """Long caption of each image id; entries of other images are ignored."""
-    file = folder / f"{split}_dense.jsonl"
-    if wanted == "no" or (wanted == "auto" and not file.exists()):
-        return None
-    names_of: dict[str, str] = {}
-    for number, line in enumerate(_lines(file), 1):
-        content = _json(line, f"{file}, line {number}")
-        caption = content.get("caption")
-        if not isinstance(caption, str) or not caption.strip() or "id" not in content:
+    rows = [_json(file, line) for line in _lines(file)]
+    # the ids of MS-COCO are numbers in some files
+    texts = {str(row.get("id")): str(row.get("caption", "")).strip() for row in rows}
+    for image_id in order:
+        if not texts.get(image_id):
             raise UserError(
-                f'{file}, line {number}: the line must be {{"id": "image id", "caption": "text"}}; correct it.'
+                f'{file} has no line {{"id": {image_id!r}, "caption": "text"}}; add it, or set DATASETS.LONG_CAPTIONS to no.'
             )
-        # the ids of MS-COCO are numbers in some files
-        names_of[str(content["id"])] = caption.strip()
-    missing = next((image_id for image_id in order if image_id not in names_of), None)
-    if missing is not None:
-        raise UserError(
-            f"{file} has no caption for the image {missing!r}; add it, or set DATASETS.LONG_CAPTIONS to no."
-        )
-    return tuple(names_of[image_id] for image_id in order)
+    return tuple(texts[image_id] for image_id in order)
 
 
-def _json(text: str, where: str) -> dict:
-    """The JSON object of a text."""
+def _json(file: Path, text: str) -> dict:
+    """The JSON object of a text of a file."""
     try:
         content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: no valid JSON ({error}); correct it.") from None
+    except (ValueError, RecursionError):
+        content = None
     if not isinstance(content, dict):
-        raise UserError(f"{where}: {text!r:.50} is no JSON object; correct it.")
+        raise UserError(f"{file}: {text[:50]!r} is no JSON object; correct it.")
     return content
 
 
@@ -138,7 +115,9 @@ def _text(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"{file} is missing; a data set has {CAPTION_FILES}.") from None
+        raise UserError(
+            f"{file} is missing; put it there, or set DATASETS.ROOT_DIR and DATASETS.NAMES. A data set has {CAPTION_FILES}."
+        ) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 ({error}); save it as UTF-8.") from None
 
@@ -217,10 +196,8 @@ def _image_dataset(
     cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: PerModality
 ) -> ImageDataset:
     """Samples (images, index, id of the image): sample i has the image `files[image_of[i]]`."""
-    paths = [(file,) for file in files]
-    targets = list(enumerate(image_of))
-    cache = use_cache(cfg, paths)
-    return ImageDataset(paths, targets, transform, cache, _decode_images, image_of)
+    paths, targets = [(file,) for file in files], list(enumerate(image_of))
+    return ImageDataset(paths, targets, transform, use_cache(cfg, paths), _decode_images, image_of)
 
 
 def _decode_images(paths: Paths) -> Images:

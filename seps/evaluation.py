@@ -87,14 +87,7 @@ def read_caption_splits(
 ) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES."""
     data, root = cfg.DATASETS, Path(cfg.DATASETS.ROOT_DIR)
-    splits = {name: read_image_texts(root, data.NAMES, name, data.LONG_CAPTIONS) for name in names}
-    without = [name for name, split in splits.items() if split.long_captions is None]
-    if 0 < len(without) < len(splits):
-        raise UserError(
-            f"{data.NAMES} at {data.ROOT_DIR} has long captions, but none for its split {without[0]}; add them, or set "
-            "DATASETS.LONG_CAPTIONS to no."
-        )
-    return splits
+    return {name: read_image_texts(root, data.NAMES, name, data.LONG_CAPTIONS) for name in names}
 
 
 def caption_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:

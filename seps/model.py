@@ -4,7 +4,6 @@ compares every image with every caption."""
 import sys
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import timm
@@ -51,12 +50,6 @@ class ImageTower(nn.Module):
                 f"MODEL.TRANSFORMER_TYPE {name!r} has other tokens than patches and one class token or none; {GOOD_TOWERS}"
             )
         self.num_patches = tokens.shape[1] - prefix
-        side = round(self.num_patches**0.5)
-        if side * side != self.num_patches or side < 2:
-            raise UserError(
-                f"INPUT.SIZE {size} makes {self.num_patches} patches in {name}, which are no square grid of at least 2×2; "
-                "make the images square, or larger."
-            )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """images (B, 3, H, W) → tokens (B, N, C), or (B, 1 + N, C) where the model has a class token."""
@@ -110,19 +103,17 @@ def load_tokenizer(cfg: CfgNode) -> Any:
         raise UserError(
             f"MODEL.TEXT_TOWER {name} is a folder without a tokenizer; give one with a BERT and its tokenizer."
         )
-    tokenizer, most = _read_pretrained("AutoTokenizer", name), _bert_config(name).vocab_size
-    if len(tokenizer) > most:
-        raise UserError(
-            f"MODEL.TEXT_TOWER {name} has a tokenizer of {len(tokenizer)} tokens, but its BERT has {most}; give a folder "
-            "in which they match."
-        )
-    return tokenizer
+    return _read_pretrained("AutoTokenizer", name)
 
 
 def _bert(cfg: CfgNode, pretrained: bool) -> tuple[Any, str]:
     """BertModel of MODEL.TEXT_TOWER, and a report of the origin of its weights."""
     name = cfg.MODEL.TEXT_TOWER
-    config = _bert_config(name)
+    config = _read_pretrained("AutoConfig", name)
+    if config.model_type != "bert":
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but must be a BERT such as 'bert-base-uncased'."
+        )
     most = config.max_position_embeddings
     for key in ("MAX_WORDS", "MAX_LONG_WORDS"):
         if cfg.INPUT[key] > most:
@@ -131,7 +122,9 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple[Any, str]:
             )
     options = {"config": config, "add_pooling_layer": False}
     if not pretrained:
-        return _transformers().BertModel(**options), ""
+        from transformers import BertModel
+
+        return BertModel(**options), ""
     bert, loading = _read_pretrained("BertModel", name, output_loading_info=True, **options)
     if missing := sorted(loading["missing_keys"]):
         raise UserError(
@@ -140,39 +133,22 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple[Any, str]:
     return bert.float(), f"text tower {name}: {len(bert.state_dict())} tensors loaded"
 
 
-def _bert_config(name: str) -> Any:
-    config = _read_pretrained("AutoConfig", name)
-    if config.model_type != "bert":
-        raise UserError(
-            f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but must be a BERT such as 'bert-base-uncased'."
-        )
-    return config
-
-
 def _read_pretrained(kind: str, name: str, **options: Any) -> Any:
     """`from_pretrained` of a class of transformers, which executes no code of the folder or repository."""
-    load = getattr(_transformers(), kind).from_pretrained
-    try:
-        return load(name, trust_remote_code=False, **options)
-    except Exception as error:  # transformers raises many types of errors
-        failure = (
-            "cannot be read" if Path(name).is_dir() else "is no folder here, and not on the hub"
-        )
-        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
-        raise UserError(
-            f"MODEL.TEXT_TOWER {name} {failure} ({reason}); give a folder with a BERT and its tokenizer, or a name "
-            "that the Hugging Face hub knows, with network access."
-        ) from None
-
-
-def _transformers() -> ModuleType:
-    """transformers without its reports and progress bars; imported late, since it is slow and optional."""
     check_extra("The text tower", "seps", {"transformers": "transformers"})
-    import transformers
+    import transformers  # slow, and optional
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return transformers
+    try:
+        load = getattr(transformers, kind).from_pretrained
+        return load(name, trust_remote_code=False, **options)
+    except Exception as error:  # transformers raises many types of errors
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} cannot be read ({reason}); give a folder with a BERT and its tokenizer, or a name that "
+            "the Hugging Face hub knows, with network access."
+        ) from None
 
 
 class SEPS(nn.Module):

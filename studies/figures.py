@@ -74,13 +74,14 @@ def _curves(result: dict[str, Any], what: str) -> dict[str, list[tuple[float, fl
         if values and what in variant:
             family, _, setting = variant["name"].partition(", ")
             cost = variant[what] / result["variants"][0][what]
-            point = cost, float(np.mean(values)), _deviation(values) or 0.0, setting
+            point = (
+                cost,
+                float(np.mean(values)),
+                float(np.std(values, ddof=min(1, len(values) - 1))),
+                setting,
+            )
             curves.setdefault(family, []).append(point)
     return {family: sorted(points) for family, points in curves.items()}
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def draw_training(result: dict[str, Any], path: Path) -> None:
