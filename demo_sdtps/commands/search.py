@@ -5,7 +5,7 @@ import argparse
 import re
 
 from demo_sdtps.commands import flags
-from demo_sdtps.config import RETURN_PATTERNS, cli, common, with_values
+from demo_sdtps.config import RETURN_PATTERNS, cli, common
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.base import VALIDATION
 
@@ -106,24 +106,8 @@ def calibrate() -> None:
     cli.add_overwrite(parser)
     flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.datasets import read_splits
     from demo_sdtps.datasets.unreadable import print_left_out
-    from demo_sdtps.modeling.checkpoints.loading import weights_file
-    from demo_sdtps.retrieval import calibration
-    from demo_sdtps.retrieval.extractor import make_extractor
-    from demo_sdtps.runtime.device import choose_device
-    from demo_sdtps.runtime.files import check_output_file, sha256, write_json
+    from demo_sdtps.retrieval.calibration import calibrate
 
-    weights, split = weights_file(cfg.TEST.WEIGHT), arguments.split
-    path = check_output_file(calibration.calibration_file(weights), ".json", arguments.overwrite)
-    calibration.check_split(cfg, split)
-    cfg = cfg if split == VALIDATION else with_values(cfg, {"DATASETS.VALIDATION": 0.0})
-    samples = calibration.thin_out(read_splits(cfg, (split,))[split])
-    reid = make_extractor(cfg).to(choose_device(cfg))
-    record = calibration.calibrate(cfg, reid, samples)
-    write_json(path, {"checkpoint_sha256": sha256(weights), **record})
-    for sets, values in record["patterns"][str(cfg.TEST.RETURN_PATTERN)].items():
-        limits = ", ".join(f"{rate}: {limit:.3f}" for rate, limit in values["limits"].items())
-        cli.print_lines(f"{sets}: {values['same']} and {values['different']} pairs; {limits}")
-    cli.print_lines(f"Wrote {path}, {len(samples)} triplets; other sets have too few pairs")
+    calibrate(arguments, cfg)
     print_left_out()

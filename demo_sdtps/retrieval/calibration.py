@@ -4,6 +4,7 @@ Both are fitted on labelled triplets that the model was not trained on, for each
 distances by different columns differ (docs/search.md).
 """
 
+import argparse
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,10 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import UserError, load_cfg, with_values
+from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT_RATES
-from demo_sdtps.datasets import Sample, check_labelled
+from demo_sdtps.datasets import Sample, check_labelled, read_splits
 from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import (
@@ -33,10 +35,11 @@ from demo_sdtps.evaluation.distances import (
 )
 from demo_sdtps.evaluation.extraction import extract_features, missing_cases
 from demo_sdtps.evaluation.protocol import exclude_key
-from demo_sdtps.modeling.checkpoints.loading import Checkpoint, stored_config
+from demo_sdtps.modeling.checkpoints.loading import Checkpoint, stored_config, weights_file
 from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.retrieval.gallery import model_keys
-from demo_sdtps.runtime.files import read_json, sha256
+from demo_sdtps.runtime.device import choose_device
+from demo_sdtps.runtime.files import check_output_file, read_json, sha256, write_json
 
 if TYPE_CHECKING:
     from demo_sdtps.retrieval.extractor import Extractor
@@ -200,18 +203,29 @@ def fit_sets(labelled: Labelled) -> dict[str, dict[str, Any]]:
     return fits
 
 
-def calibrate(cfg: CfgNode, reid: "Extractor", samples: Sequence[Sample]) -> dict[str, Any]:
-    """The record of a calibration of a model on samples, of all return patterns."""
-    patterns = {
-        str(pattern): fit_sets(labelled)
-        for pattern, labelled in label_distances(cfg, reid, samples)
-    }
+def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
+    """Fit all return patterns on the split --split, and write the calibration beside the checkpoint."""
+    from demo_sdtps.retrieval.extractor import make_extractor  # which imports this file
+
+    weights, split = weights_file(cfg.TEST.WEIGHT), arguments.split
+    path = check_output_file(calibration_file(weights), ".json", arguments.overwrite)
+    check_split(cfg, split)
+    cfg = cfg if split == VALIDATION else with_values(cfg, {"DATASETS.VALIDATION": 0.0})
+    samples = thin_out(read_splits(cfg, (split,))[split])
+    reid = make_extractor(cfg).to(choose_device(cfg))
+    labelled = label_distances(cfg, reid, samples)
+    patterns = {str(pattern): fit_sets(distances) for pattern, distances in labelled}
     if not any(patterns.values()):
         raise UserError(
             f"There are too few pairs of labelled triplets: {FEWEST} of one identity by different cameras are needed, and "
             f"{FEWEST / max(FALSE_ACCEPT_RATES):.0f} of different ones; give more images."
         )
-    return {"settings": calibration_settings(cfg), "patterns": patterns}
+    record = {"checkpoint_sha256": sha256(weights), "settings": calibration_settings(cfg)}
+    write_json(path, {**record, "patterns": patterns})
+    for sets, values in patterns[str(cfg.TEST.RETURN_PATTERN)].items():
+        limits = ", ".join(f"{rate}: {limit:.3f}" for rate, limit in values["limits"].items())
+        print_lines(f"{sets}: {values['same']} and {values['different']} pairs; {limits}")
+    print_lines(f"Wrote {path}, {len(samples)} triplets; other sets have too few pairs")
 
 
 def check_split(cfg: CfgNode, split: str) -> None:

@@ -161,20 +161,6 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(run_search, place, wor
     assert named in stderr and contents(place) == before
 
 
-def test_csv_and_page_are_written_both_or_neither(run_search, place, monkeypatch):
-    """Where a hit's image is gone before it is drawn."""
-    run_search("--index", "kept")
-    before = contents(place)
-    monkeypatch.setattr(
-        "demo_sdtps.retrieval.search.print_lines",
-        lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink(),
-    )
-    code, _, stderr = run_search("--index", "kept", "--csv", "hits.csv", "--output", "hits.html")
-    assert code == 2 and stderr.startswith(ONE_LINE)
-    before.pop("gallery/TI/photo 0.jpg")
-    assert contents(place) == before
-
-
 def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(
     run_search, place, tiny_root
 ):
