@@ -18,7 +18,7 @@ RUN case "$DEVICE" in \
         cuda) ;; \
         *) echo "DEVICE is $DEVICE, but it must be cpu or cuda" >&2; exit 2 ;; \
     esac \
-    && pip install --no-cache-dir --constraint constraints.txt --editable ".[$EXTRAS]" \
+    && pip install --no-cache-dir --constraint constraints.txt --editable ./vit_slim --editable ".[$EXTRAS]" \
     && useradd --create-home user && mkdir -p data runs && chown user data runs
 
 USER user

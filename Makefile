@@ -22,7 +22,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
-DEVELOPMENT := --constraint constraints.txt --editable '.[dev]'
+DEVELOPMENT := --constraint constraints.txt --editable ./vit_slim --editable '.[dev]'
 GPU_PY = $(or $(wildcard $(PY)),$(PYTHON))
 DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
 PRETRAIN := --config_file configs/Synthetic/Baseline.yml INPUT.JOINT_AUGMENTATION True SOLVER.BASE_LR 0.002 SOLVER.EVAL_PERIOD 100
@@ -37,7 +37,7 @@ TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
 setup: $(INSTALLED)
 
-$(INSTALLED): setup.py constraints.txt
+$(INSTALLED): setup.py vit_slim/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.10; choose another: make setup PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv .venv

@@ -54,7 +54,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=[
-        *find_packages(include=["demo_sdtps", "demo_sdtps.*", "vit_slim", "vit_slim.*", "seps"]),
+        *find_packages(include=["demo_sdtps", "demo_sdtps.*", "seps"]),
         "demo_sdtps.configs",
     ],
     package_dir={"demo_sdtps.configs": "configs"},
@@ -64,6 +64,7 @@ setup(
     },
     entry_points={"console_scripts": ["demo-sdtps = demo_sdtps.commands:main"]},
     install_requires=[
+        "vit-slim>=0.3",  # the folder vit_slim of the checkout
         "torch>=2.6",
         "torchvision>=0.21",
         "timm>=1.0.20",

@@ -73,7 +73,9 @@ def checkout(tmp_path_factory):
 @pytest.mark.slow
 def test_the_archives_hold_the_package_alone(checkout):
     """The wheel is made of the source archive, which so has what its own build needs."""
-    wheel, archive = sorted((checkout / "dist").iterdir(), key=lambda path: path.suffix == ".gz")
+    wheel, archive = sorted(
+        (checkout / "dist").glob("demo_sdtps*"), key=lambda path: path.suffix == ".gz"
+    )
     with tarfile.open(archive) as content:
         names = {tuple(Path(name).parts[1:]) for name in content.getnames()}
     assert archive.name == f"demo_sdtps-{VERSION}.tar.gz"
@@ -102,14 +104,24 @@ def test_the_archives_hold_the_package_alone(checkout):
 def test_an_archive_runs_in_an_environment_of_its_own(checkout, kind, tiny_root, tmp_path):
     """Without a download: a .pth file names the folder of the packages installed here as one of the new environment's, in which
     no .pth file is read, and so no editable installation."""
-    (archive,) = (checkout / "dist").glob(f"*.{kind}")
+    archives = sorted((checkout / "dist").glob(f"*.{kind}"))  # also that of vit_slim
     environment, place = tmp_path / "environment", tmp_path / "place"
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
     python = environment / "bin" / "python"
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(f"{SITE}\n")
     options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed")
-    run(sys.executable, "-m", "pip", "--python", python, "install", *options, archive, cwd=tmp_path)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        *options,
+        *archives,
+        cwd=tmp_path,
+    )
     place.mkdir()
     program = environment / "bin" / "demo-sdtps"
     assert run(program, "--version", cwd=place).split()[-1] == VERSION
