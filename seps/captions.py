@@ -196,8 +196,10 @@ def _image_dataset(
     cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: PerModality
 ) -> ImageDataset:
     """Samples (images, index, id of the image): sample i has the image `files[image_of[i]]`."""
-    paths, targets = [(file,) for file in files], list(enumerate(image_of))
-    return ImageDataset(paths, targets, transform, use_cache(cfg, paths), _decode_images, image_of)
+    paths = [(files[image],) for image in image_of]
+    targets = list(enumerate(image_of))
+    cache = use_cache(cfg, paths)
+    return ImageDataset(paths, targets, transform, cache, _decode_images)
 
 
 def _decode_images(paths: Paths) -> Images:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from demo_sdtps.config import UserError, cli
-from demo_sdtps.datasets.synthetic import MARKER
+from demo_sdtps.datasets.published import MARKER
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import read_json
 from synthetic import pedestrians, shapes, vehicles

@@ -27,7 +27,7 @@ from demo_sdtps.config.load import (
     with_values,
 )
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.datasets import OWN_READERS, check_root, configs_for
+from demo_sdtps.datasets import OWN_READERS, configs_for
 from demo_sdtps.runtime.errors import UserError
 
 ANSWERED = {"-h", "--help", "--keys"}
@@ -205,8 +205,6 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     schema, words, flags = arguments.schema, arguments.words, vars(arguments)
     data = flags.get(ROOT)
     kinds = configs_for(Path(data)) if data else []
-    if data and not kinds:
-        check_root(Path(data))
     start = flags.get("start")
     of_start: dict[str, Any] = {}
     if words and not arguments.config_file and not is_key(words[0], schema):

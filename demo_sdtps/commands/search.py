@@ -106,7 +106,7 @@ def calibrate() -> None:
     cli.add_overwrite(parser)
     flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.datasets.unreadable import print_left_out
+    from demo_sdtps.datasets.images import print_left_out
     from demo_sdtps.retrieval.calibration import calibrate
 
     calibrate(arguments, cfg)

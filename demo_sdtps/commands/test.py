@@ -21,7 +21,7 @@ def main() -> None:
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
     flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.datasets.unreadable import print_left_out
+        from demo_sdtps.datasets.images import print_left_out
         from demo_sdtps.evaluation import tables
         from demo_sdtps.evaluation.distances import describe_incomparable, make_comparison
         from demo_sdtps.evaluation.extraction import load_any_model_and_data

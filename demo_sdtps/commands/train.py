@@ -12,7 +12,7 @@ def main() -> None:
     flags.add_teacher(parser)
     flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.datasets.unreadable import print_left_out
+        from demo_sdtps.datasets.images import print_left_out
         from demo_sdtps.training.reid import train
 
         train(cfg, arguments.overwrite)

@@ -176,7 +176,6 @@ KEYS = (
         "share of the training identities that are left out: the split validation, which chooses best.pth",
         *BELOW_ONE,
     ),
-    Key("DATASETS.VERIFY", False, "decode every image first and list those that cannot be read"),
     Key("DATASETS.SKIP_UNREADABLE", False, "go on without these, and list them at the end"),
     Key("DATASETS.CACHE", "auto", "keep images in memory; auto: up to 1 GB", ("auto", *YES_NO)),
     Key(

@@ -43,6 +43,9 @@ LEFT = {
     "SOLVER.WANDB": LeftKey(
         "", "Weights & Biases reads TensorBoard's files ('wandb sync' and the run's folder)"
     ),
+    "DATASETS.VERIFY": LeftKey(
+        False, "demo-sdtps check --decode lists the images that cannot be read"
+    ),
     "SOLVER.FLOAT32_MATMUL": LeftKey(
         "default", "float32 products are torch's, and SOLVER.AMP and TEST.AMP bf16 are faster"
     ),

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,18 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.load import OWN as OWN_CONFIGS
-from demo_sdtps.datasets.base import SPLITS, VALIDATION, Reader, Sample, identity_labels
+from demo_sdtps.datasets.base import (
+    SPLITS,
+    TRAIN,
+    VALIDATION,
+    Reader,
+    Sample,
+    identity_labels,
+)
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
-from demo_sdtps.datasets.synthetic import MARKER
+from demo_sdtps.datasets.published import MARKER, READERS
 from demo_sdtps.runtime.errors import nearest_name
-
-NAMES = (
-    "RGBNT201",
-    "RGBNT100",
-    "MSVR310",
-    "WMVeID863",
-    "Synthetic",
-)
-"""Values of DATASETS.NAMES, but for those of own data. A new data set is one file, named in lower case, and one line here."""
 
 OWN_READERS: dict[str, Callable[[CfgNode], Reader]] = {
     "Folder": folder_reader,
@@ -33,11 +30,7 @@ OWN_READERS: dict[str, Callable[[CfgNode], Reader]] = {
 }
 """Readers of own data, which depend on further keys of the configuration; that of Images has no labels."""
 
-READERS: dict[str, Reader] = {
-    name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES
-}
-
-__all__ = ["NAMES", "READERS", "SPLITS", "Sample", "find_reader", "identity_labels", "read_splits"]
+__all__ = ["READERS", "SPLITS", "Sample", "find_reader", "identity_labels", "read_splits"]
 
 
 def find_reader(cfg: CfgNode) -> Reader:
@@ -59,16 +52,12 @@ def check_labelled(cfg: CfgNode) -> None:
         )
 
 
-def data_name(cfg: CfgNode, identities: int) -> str:
-    """What the images of a training on so many identities are, for the model card, whatever data set they are read as."""
-    name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)
-    if (reader.folder_in(root) / MARKER).is_file():
-        return "synthetic pedestrians of demo-sdtps synthetic"
-    if name in OWN_READERS:
-        return f"own images, {root.resolve().stem}"
-    published = reader.published.get("train", {}).get("identities", identities)
-    is_published = identities in (published, published - round(cfg.DATASETS.VALIDATION * published))
-    return name if is_published else f"images in the layout of {name}"
+def data_name(cfg: CfgNode) -> str:
+    """What the images of a training are, for the model card, whatever data set they are read as."""
+    name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
+    if (find_reader(cfg).folder_in(root) / MARKER).is_file():
+        return "synthetic pedestrians of python -m synthetic"
+    return f"own images, {root.resolve().stem}" if name in OWN_READERS else name
 
 
 def camera_names(samples: Sequence[Sample]) -> list[str]:
@@ -95,24 +84,14 @@ def configs_for(root: Path) -> list[str]:
     return [name for place, name in places.items() if place.is_dir()]
 
 
-def check_root(root: Path) -> None:
-    """Raise `UserError` where `root` is the own folder of a published data set, in place of the one that holds it."""
-    folder, parent = root.resolve(), root.resolve().parent
-    if folder.is_dir() and any(one.folder_in(parent) == folder for one in READERS.values()):
-        raise UserError(
-            f"{root} is the own folder of a data set; give the folder that holds it, {root.parent if root.name else parent}."
-        )
-
-
 def completeness(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """A line for each split of own data: how many of its triplets have all modalities, and how many lack which."""
+    """A line for each split of own data: how many of its triplets have images of which modalities."""
     lines: list[str] = []
     for split, samples in splits.items() if cfg.DATASETS.NAMES in OWN_READERS else ():
-        absent = ([m for m in cfg.MODEL.MODALITIES if m not in one.modalities] for one in samples)
-        lacking = Counter(map(" and ".join, absent))
-        complete = lacking.pop("", 0)
-        lacks = "".join(f"; {count:,} lack {names}" for names, count in lacking.most_common())
-        lines.append(f"{split}: {complete:,} of {len(samples):,} triplets are complete{lacks}")
+        present = ([m for m in cfg.MODEL.MODALITIES if m in one.modalities] for one in samples)
+        counts = Counter(map(" and ".join, present)).most_common()
+        texts = (f"{count:,} triplets of {names}" for names, count in counts)
+        lines.append(f"{split}: {', '.join(texts)}")
     return lines
 
 
@@ -132,63 +111,33 @@ def split_validation(samples: Sequence[Sample], share: float, is_validation: boo
     removed changes the choice by one at most."""
     identities = sorted(identity_labels(samples), key=lambda i: sha256(str(i).encode()).digest())
     held_out = {*identities[: round(share * len(identities))]}
-    if share and not held_out:
-        raise UserError(
-            f"DATASETS.VALIDATION {share} of {len(identities)} identities leaves none out; raise it, or set it to 0"
-        )
-    if held_out and len(held_out) == len(identities):
-        raise UserError(
-            f"DATASETS.VALIDATION {share} of {len(identities)} identities leaves none to train on; lower it"
-        )
     return [sample for sample in samples if (sample.identity in held_out) == is_validation]
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
-    """Samples by split: those of `SPLITS`, of which train is without the identities of VALIDATION, and VALIDATION."""
+    """Samples by split: those of `SPLITS`, of which train is without the identities of VALIDATION, and VALIDATION. By
+    DATASETS.SKIP_UNREADABLE images that cannot be read are left out."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)
-    if not reader.labelled:
-        return _readable(cfg, dict.fromkeys(splits, reader.read(root, "")))
-    folder, is_own = reader.folder_in(root), name in OWN_READERS
-    page = "docs/own_data.md" if is_own else "docs/train.md"
-    layout = f"DATASETS.ROOT_DIR{reader.layout}"
-    if not folder.exists():
-        check_root(root)
+    if reader.labelled and not reader.folder_in(root).exists():
+        page = "docs/own_data.md" if name in OWN_READERS else "docs/train.md"
         raise UserError(
-            f"The data set {name} is not at {folder}; expected is {layout}. Put it there ({page} has its layout), or "
-            f"correct DATASETS.ROOT_DIR{reader.instead}."
+            f"The data set {name} is not at {reader.folder_in(root)}; expected is DATASETS.ROOT_DIR{reader.layout}. Put it "
+            f"there ({page} has its layout; `make demo` makes synthetic images), or correct DATASETS.ROOT_DIR."
         )
     samples = {}
     for split in splits:
-        try:
-            is_validation = split == VALIDATION
-            read = reader.read(root, SPLITS[0] if is_validation else split)
-            if is_validation or split == SPLITS[0]:
-                read = split_validation(read, cfg.DATASETS.VALIDATION, is_validation)
-            samples[split] = read
-        except UserError as error:
-            # own data are read at once
-            what = name if is_own else f"The {split} split of {name}"
-            place = f"({what}; expected layout: {layout}; {page})"
-            raise UserError(f"{str(error).rstrip('.')}. {place}") from None
-    samples = _readable(cfg, samples)
-    for split in splits:
-        if not samples[split]:
+        read = reader.read(root, TRAIN if split == VALIDATION else split)
+        if reader.labelled and split in (TRAIN, VALIDATION):
+            read = split_validation(read, cfg.DATASETS.VALIDATION, split == VALIDATION)
+        samples[split] = read
+    if cfg.DATASETS.SKIP_UNREADABLE:
+        from demo_sdtps.datasets.images import drop_unreadable, left_out  # torch, not for --help
+
+        samples = {split: drop_unreadable(read, left_out) for split, read in samples.items()}
+    for split, read in samples.items():
+        if not read:
             raise UserError(
-                f"The {split} split of {name} at {folder} is empty; expected is {layout} ({page})."
+                f"The {split} split of {name} at {root} is empty (DATASETS.VALIDATION {cfg.DATASETS.VALIDATION}); expected is "
+                f"DATASETS.ROOT_DIR{reader.layout}."
             )
     return samples
-
-
-def _readable(cfg: CfgNode, splits: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
-    """The splits, by DATASETS.SKIP_UNREADABLE without images that cannot be read."""
-    if not cfg.DATASETS.SKIP_UNREADABLE:
-        return splits
-    from demo_sdtps.datasets.unreadable import drop_unreadable, left_out  # torch, not for --help
-
-    distinct = dict.fromkeys(sample for samples in splits.values() for sample in samples)
-    drop_unreadable([*distinct], left_out)
-    remaining: dict[str, list[Sample]] = {}
-    for split, samples in splits.items():
-        readable = (sample.without(left_out) for sample in samples)
-        remaining[split] = [sample for sample in readable if any(sample.paths)]
-    return remaining

@@ -1,4 +1,4 @@
-"""Samples, readers of data sets, and the checks that all readers share (docs/train.md)."""
+"""Samples, readers of data sets, and the listing of images in folders, which all readers share (docs/train.md)."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from PIL import Image
 from demo_sdtps.config import MODALITIES, UserError
 
 SPLITS = TRAIN, QUERY, GALLERY = ("train", "query", "gallery")
-VALIDATION = "validation"  # the identities that are left out of train (DATASETS.VALIDATION).
+VALIDATION = "validation"  # the identities that are left out of train (DATASETS.VALIDATION)
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 """Accepted formats of images, whatever their ending. Pillow has others; for EPS it executes Ghostscript."""
@@ -25,10 +25,6 @@ SYSTEM_FOLDERS = (
     *("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found"),
 )
 """Names of folders in which systems keep copies of images."""
-
-# folders of the MSV data sets (MSVR310, MSVWild863)
-VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
-
 
 S = TypeVar("S", bound="Sample")
 
@@ -56,18 +52,17 @@ class Sample:
         return tuple(modality for modality, path in zip(MODALITIES, paths, strict=True) if path)
 
     def without(self: S, broken: Collection[str]) -> S:
-        """With None for these paths, which may be all."""
+        """The sample with None for these paths, which may be all."""
         return replace(self, paths=tuple(None if path in broken else path for path in self.paths))
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reader of one data set; `layout` and `instead` are parts of error messages."""
+    """Reader of one data set; `layout` is a part of error messages."""
 
     read: Callable[[Path, str], list[Sample]]  # (root, split) → samples, sorted by path
     layout: str  # below DATASETS.ROOT_DIR
     by_scene: bool = False  # the protocol excludes by scene in place of camera (docs/method.md)
-    instead: str = ""  # alternative to a missing data set
     labelled: bool = True
     first_camera: int = 1  # its number in the file names
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
@@ -83,11 +78,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Naming:
-    """File names of a data set; `example` and `meaning` are parts of error messages."""
+    """File names of a data set, such as `example`."""
 
     pattern: re.Pattern  # with the groups identity, camera and optionally scene
     example: str
-    meaning: str
     first_camera: int = 1  # its number in the file names
 
     def sample(self, paths: tuple[str | None, ...]) -> Sample:
@@ -95,34 +89,27 @@ class Naming:
         match = self.pattern.fullmatch(Path(str(paths[0])).stem + ".jpg")
         if not match:
             raise UserError(
-                f"The image {paths[0]} does not follow the data set's names such as {self.example} "
-                f"({self.meaning}); rename or remove it."
+                f"The image {paths[0]} does not follow the data set's names such as {self.example} (docs/train.md); rename or "
+                "remove it."
             )
-        parsed = {name: int(value) for name, value in match.groupdict().items()}
-        parsed["camera"] -= self.first_camera
-        return Sample(paths, **parsed, camera_name=match["camera"])
+        labels = {name: int(value) for name, value in match.groupdict().items()}
+        labels["camera"] -= self.first_camera
+        return Sample(paths, **labels, camera_name=match["camera"])
 
 
 def existing(folder: Path) -> Path:
-    """`folder`, which is there."""
+    """The folder, which must be there."""
     if not folder.is_dir():
-        raise UserError(f"The folder {folder} is {'a file' if folder.exists() else 'missing'}.")
+        raise UserError(f"The folder {folder} is missing.")
     return folder
 
 
-def is_folder(place: Path) -> bool:
-    """Whether a folder is at a place. Raises `UserError` for a link that leads nowhere, as to a disk that is not mounted."""
-    if place.is_symlink() and not place.exists():
-        raise UserError(f"The folder {place} is a link that leads nowhere; correct or remove it.")
-    return place.is_dir()
-
-
-def file_key(path: str | os.PathLike) -> tuple[int, int] | str:
-    """What all paths and links of one file have in common, and of one folder."""
+def file_key(path: str) -> tuple[int, int] | str:
+    """What all paths and links of one file have in common."""
     try:
         status = os.stat(path)
     except OSError:
-        return os.fspath(path)
+        return path
     return status.st_dev, status.st_ino
 
 
@@ -131,36 +118,35 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
-def image_names(
-    folder: Path,
-    others: Collection[str] | None = None,
-    only: str | None = None,
-    parents: tuple = (),
-) -> dict[str, str]:
-    """Names of the images in a folder by their stems, unordered, of one stem with `only`; with `others` also those in nested
-    folders, as paths from `folder`, but for those of these names. Links are followed, but for one to a folder of `parents`,
-    those that it lies in; one that leads nowhere counts as an image, which the reader of pixels tells of; a hidden one not."""
+def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str, str]:
+    """Paths of the images below a folder by the same without their endings, unordered; with `others` also those in nested
+    folders, but for folders of these names. Hidden files and folders are left out. Links are followed, but for one to a folder
+    that it lies in; one that leads nowhere counts as an image, which the reader of pixels then names."""
     names: dict[str, str] = {}
-    parents = (*parents, file_key(existing(folder)))
-    for entry in [*os.scandir(folder)]:
-        name, (stem, ending) = entry.name, os.path.splitext(entry.name)
-        if only not in (None, stem) or (is_hidden(name) and not only):
-            continue
-        is_link = entry.is_symlink()
-        if others is not None and (os.path.isdir(entry) if is_link else entry.is_dir()):
-            if name in others or (is_link and file_key(entry) in parents):
+    for place, folders, files in os.walk(existing(folder), followlinks=True):
+        folders[:] = [
+            name
+            for name in ([] if others is None else folders)
+            if not (is_hidden(name) or name in (others or ()) or _leads_up(Path(place, name)))
+        ]
+        prefix = "" if Path(place) == folder else f"{Path(place).relative_to(folder).as_posix()}/"
+        for name in files:
+            stem, ending = os.path.splitext(name)
+            is_image = ending.lower() in endings() or not os.path.exists(os.path.join(place, name))
+            if is_hidden(name) or not is_image:
                 continue
-            nested = image_names(folder / name, others, parents=parents)
-            names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in nested.items()}
-            continue
-        if ending.lower() not in endings() and not (is_link and not os.path.exists(entry)):
-            continue
-        if (other := names.setdefault(stem, name)) != name:
-            raise UserError(
-                f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
-                "image of a triplet; remove one of them."
-            )
+            path = prefix + name
+            if (other := names.setdefault(prefix + stem, path)) != path:
+                raise UserError(
+                    f"The folder {folder} has both {min(path, other)} and {max(path, other)}, which name the same "
+                    "image of a triplet; remove one of them."
+                )
     return names
+
+
+def _leads_up(folder: Path) -> bool:
+    """Whether a folder is a link to one that it lies in."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 @cache
@@ -171,27 +157,20 @@ def endings() -> set[str]:
 
 
 def find_triplets(
-    places: Mapping[str, Path], others: Collection[str] | None = None, only: str | None = None
+    places: Mapping[str, Path], others: Collection[str] | None = None
 ) -> dict[str, tuple[str | None, ...]]:
     """Paths of the images of each triplet by their name, sorted by it: those of `image_names` in the folders of the modalities,
     None where a folder has none, or is missing itself."""
-    paths: dict[str, dict[str, str]] = {modality: {} for modality in MODALITIES}
+    paths: dict[str, dict[str, str]] = {}
     for modality, place in places.items():
-        if is_folder(place):
-            names = image_names(place, others, only)
-            paths[modality] = {name: str(place / path) for name, path in names.items()}
-    every = sorted(set().union(*paths.values()))
-    return {name: tuple(by_name.get(name) for by_name in paths.values()) for name in every}
+        for name, path in image_names(place, others).items() if place.is_dir() else ():
+            paths.setdefault(name, {})[modality] = str(place / path)
+    return {name: tuple(map(paths[name].get, MODALITIES)) for name in sorted(paths)}
 
 
-def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str | None, ...]]:
+def triplet_paths(folder: Path, names: Mapping[str, str]) -> list[tuple[str | None, ...]]:
     """Paths of the triplets in `folder`, by folder name of each modality, sorted by that of the first; all must be complete."""
-    places = {modality: existing(folder) / names[modality] for modality in MODALITIES}
-    for modality, place in places.items():
-        if not place.is_dir():
-            raise UserError(
-                f"The folder {place} is missing; DATASETS.NAMES Folder reads data without {modality} images."
-            )
+    places = {modality: existing(existing(folder) / names[modality]) for modality in MODALITIES}
     triplets = find_triplets(places)
     for paths in triplets.values():
         if missing := [name for name, path in zip(MODALITIES, paths, strict=True) if not path]:

@@ -1,7 +1,7 @@
 """Own images without labels: a folder with subfolders RGB, NI and TI, or of one modality (docs/search.md)."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,44 +42,45 @@ class Triplet(base.Sample):
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the images of the modalities are: the modality `by_name` of a folder, those of DATASETS.FOLDERS before the
-    modalities' own; and that of images in a place without such a folder, `flat`."""
+    """The folder `names` of splits and modalities, "." for that of images without one; a modality's own name stands for it
+    too."""
 
-    by_name: Mapping[str, str]
-    flat: str | None = None
+    names: Mapping[str, str]
+
+    @property
+    def by_name(self) -> dict[str, str]:
+        """The modality of each name of a folder, those of `names` first."""
+        named = {folder: name for name, folder in self.names.items() if name in MODALITIES}
+        return named | {name: name for name in MODALITIES if name not in named}
 
     def places(self, root: Path) -> dict[str, Path]:
-        """The folder of each modality that there is one of in `root`."""
+        """The folder of each modality that there is one of in `root`; without any, `root` itself where a modality has no
+        folder."""
         places: dict[str, Path] = {}
-        for name, modality in self.by_name.items():
-            if base.is_folder(root / name):
+        for name, modality in sorted(self.by_name.items(), key=lambda item: item[0] == "."):
+            if (root / name).is_dir() and not (name == "." and places):
                 places.setdefault(modality, root / name)
         return places
 
-    def above(self, path: Path) -> tuple[Path, Path, str] | None:
-        """The nearest folder of a modality that a file lies in, the folder that this one is in, and the modality."""
-        for parent in (*path.parents, *path.absolute().parents):
+    def above(self, path: Path) -> tuple[Path, Path, str]:
+        """The nearest folder of a modality that a file lies in, the folder that this one is in, and the modality. Raises
+        `UserError` for a file in no such folder, where none is without one either."""
+        for parent in path.absolute().parents:
             for name, modality in self.by_name.items():
                 parts = Path(name).parts
-                if parent.parts[-len(parts) :] == parts:
+                if parts and parent.parts[-len(parts) :] == parts:
                     return parent, parent.parents[len(parts) - 1], modality
-        return None
+        if "." not in self.by_name:
+            raise UserError(
+                f"The image {path} lies in none of the folders {', '.join(self.by_name)}, which tell its modality; move "
+                f"it into one of them, or give a folder with them; {FLAT}."
+            )
+        return path.absolute().parent, path.absolute().parent, self.by_name["."]
 
 
-def make_folders(entries: Sequence[str] = ()) -> Folders:
-    """Of the entries of DATASETS.FOLDERS, such as RGB=visible, or RGB=. for images without a folder."""
-    named = (entry.partition("=")[::2] for entry in entries)
-    folders = {folder: name for name, folder in named if name in MODALITIES}
-    flat = folders.pop(".", None)
-    return Folders(folders | {name: name for name in MODALITIES if name not in folders}, flat)
-
-
-PLAIN = make_folders()
-
-
-def read_folders(cfg: CfgNode) -> dict[str, str]:
+def read_folders(cfg: CfgNode) -> Folders:
     """Folder of each split and modality, by DATASETS.FOLDERS."""
-    folders = {name: name for name in (*base.SPLITS, *MODALITIES)}
+    folders = dict(PLAIN.names)
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
         if name not in folders or not folder:
@@ -88,25 +89,15 @@ def read_folders(cfg: CfgNode) -> dict[str, str]:
                 f"{', '.join(folders)}; correct it (docs/own_data.md)."
             )
         folders[name] = folder
-    names = [entry.partition("=")[0] for entry in cfg.DATASETS.FOLDERS]
-    places = [folders[name] for name in cfg.MODEL.MODALITIES]
-    for what, each in (("names", names), ("gives to two of MODEL.MODALITIES", places)):
-        if twice := [one for one in each if each.count(one) > 1]:
-            raise UserError(
-                f"DATASETS.FOLDERS {what} {twice[0]}, twice; give each once (docs/own_data.md)."
-            )
-    return folders
+    return Folders(folders)
 
 
-def image_folders(cfg: CfgNode) -> Folders:
-    """Where images without labels are, by DATASETS.FOLDERS."""
-    read_folders(cfg)  # refuses a wrong entry
-    return make_folders(cfg.DATASETS.FOLDERS)
+PLAIN = Folders({name: name for name in (*base.SPLITS, *MODALITIES)})
 
 
 def unlabelled_reader(cfg: CfgNode) -> base.Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits, by DATASETS.FOLDERS."""
-    modalities, folders = cfg.MODEL.MODALITIES, image_folders(cfg)
+    modalities, folders = cfg.MODEL.MODALITIES, read_folders(cfg)
 
     def read(root: Path, split: str) -> list[base.Sample]:
         return [*read_folder(root, folders, modalities)]
@@ -119,21 +110,14 @@ def read_folder(
     folder: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
 ) -> list[Triplet]:
     """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of
-    modalities has images of the modality `folders.flat`."""
-    places, how = folders.places(folder), ""
-    if not places and folders.flat:
-        places, how = {folders.flat: folder}, " (--modality or DATASETS.FOLDERS)"
-    if places and places.keys().isdisjoint(modalities):
-        raise UserError(
-            f"The images of {folder} are of {', '.join(places)}{how}, but the model reads {', '.join(modalities)} alone "
-            "(MODEL.MODALITIES); give others, or a model that reads them."
-        )
-    read = {name: place for name, place in places.items() if name in modalities}
-    triplets = base.find_triplets(read, folders.by_name)
+    modalities has images of the modality of the folder "."."""
+    places = folders.places(base.existing(folder))
+    chosen = {name: place for name, place in places.items() if name in modalities}
+    triplets = base.find_triplets(chosen, folders.by_name)
     if not triplets:
-        other = next((f", but {name}" for name in base.image_names(folder, ()).values()), "")
         raise UserError(
-            f"The folder {folder} has no image in {', '.join(modalities)}{other}; give one with {LAYOUT}; {FLAT}."
+            f"The folder {folder} has no image in {', '.join(modalities)} (MODEL.MODALITIES), but folders of "
+            f"{', '.join(places) or 'no modality'}; give one with {LAYOUT}; {FLAT}."
         )
     return [Triplet(paths, name=name) for name, paths in triplets.items()]
 
@@ -146,40 +130,14 @@ def read_query(
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
         return read_folder(place, folders, modalities)
-    above = folders.above(place)
-    if above is None and folders.flat is None:
-        raise UserError(
-            f"The image {place} lies in none of the folders {', '.join(folders.by_name)}, which tell its modality; move "
-            f"it into one of them, or give a folder with them; {FLAT}."
-        )
-    folder, root, modality = above or (place.parent, place.parent, str(folders.flat))
+    folder, root, modality = folders.above(place)
     if modality not in modalities:
         raise UserError(
             f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
             "(MODEL.MODALITIES); give another query, or a model that reads it."
         )
-    if place.suffix.lower() not in base.endings():
-        raise UserError(
-            f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or rename it."
-        )
-    if above is None:
-        paths = tuple(str(place) if name == modality else None for name in MODALITIES)
-        return [Triplet(paths, name=place.stem)]
-    inside = (place if folder in place.parents else place.absolute()).relative_to(folder)
-    places = folders.places(root) | {modality: folder}
-    siblings = {name: places[name] / inside.parent for name in modalities if name in places}
-    (paths,) = base.find_triplets(siblings, only=place.stem).values()
-    return [Triplet(paths, name=inside.with_suffix("").as_posix())]
-
-
-def check_modality(flat: str | None, folders: Folders, *places: Path) -> None:
-    """Raise `UserError` where --modality tells of nothing: all places have folders of modalities, or lie in one."""
-    known = [
-        bool(folders.places(place)) if place.is_dir() else folders.above(place) is not None
-        for place in places
-    ]
-    if flat and all(known):
-        raise UserError(
-            f"--modality {flat} tells what a folder without the folders {', '.join(folders.by_name)} has, but {places[-1]} has "
-            "them, or lies in one; leave it out, or name the folder of that modality."
-        )
+    name = place.absolute().relative_to(folder).with_suffix("").as_posix()
+    triplets = [one for one in read_folder(root, folders, modalities) if one.name == name]
+    if not triplets:
+        raise UserError(f"The query {place} has no ending of an image (.jpg, .png, …); rename it.")
+    return triplets

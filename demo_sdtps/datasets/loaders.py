@@ -5,11 +5,11 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 from yacs.config import CfgNode
 
@@ -28,32 +28,21 @@ CACHE_LIMIT = 1 << 30
 Decode = Callable[[Paths], Images]
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """B triplets."""
 
     images: dict[str, torch.Tensor]  # by modality, (B, 3, H, W) float32; zeros for a missing one
     labels: torch.Tensor  # (B,) long: of training identities from 0, else identities on disk
     cameras: torch.Tensor  # (B,) long, from 0
 
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        """The batch of what `function` makes of each tensor."""
-        images = {modality: function(image) for modality, image in self.images.items()}
-        return Batch(images, function(self.labels), function(self.cameras))
-
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device, without waiting for a GPU."""
-        return self.map(lambda tensor: to_device(tensor, device))
-
-    def tensors(self) -> list[torch.Tensor]:
-        """All tensors, in one order."""
-        return [*self.images.values(), self.labels, self.cameras]
+        return tree_map(lambda tensor: to_device(tensor, device), self)
 
 
 class ImageDataset(Dataset):
-    """Sample i is (images: a list of (3, H, W) float32, *targets[i]), read from `paths[source_of[i]]` (default: `paths[i]`). A
-    key is an index, or (index, seed) where the transform draws from a generator with that seed. `modalities` are those of a
-    sample's images."""
+    """Sample i is (images: a list of (3, H, W) float32, *targets[i]), read from `paths[i]`. A key is an index, or (index, seed)
+    where the transform draws from a generator with that seed. `modalities` are those of a sample's images."""
 
     def __init__(
         self,
@@ -62,49 +51,65 @@ class ImageDataset(Dataset):
         transform: transforms.SampleTransform,
         cache: bool,
         decode: Decode = decode_triplet,
-        source_of: Sequence[int] | None = None,
         modalities: Sequence[str] = MODALITIES,
     ):
         self.modalities = tuple(modalities)
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
-        self.source_of = range(len(paths)) if source_of is None else source_of
-        images = parallel(self.read, range(len(paths)), "reading images", "sample")
-        self.cached = list(images) if cache else None
+        self.cached: dict[Paths, Images] = {}
+        if cache:
+            distinct = [*dict.fromkeys(paths)]  # an image of several captions once
+            images = parallel(decode, distinct, "reading images", "sample")
+            self.cached = dict(zip(distinct, images, strict=True))
 
     def __len__(self) -> int:
-        return len(self.source_of)
+        return len(self.paths)
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
         try:
-            images = self.decoded(self.source_of[index])
+            images = self.decoded(index)
         except UserError as error:
             return error  # raised in a loading process, it would be wrapped in the stack trace of that process
         # One generator per sample: the augmentation is then the same in any thread or process.
         rngs = () if seed is None else (random.Random(seed),)
         return self.transform(images, *rngs), *self.targets[index]
 
-    def decoded(self, source: int) -> Images:
-        """The images of `paths[source]` as they are on disk."""
-        return self.cached[source] if self.cached else self.read(source)
-
-    def read(self, source: int) -> Images:
-        """`decoded` from the disk."""
-        return self.decode(self.paths[source])
+    def decoded(self, index: int) -> Images:
+        """The images of a sample as they are on disk."""
+        paths = self.paths[index]
+        return self.cached[paths] if self.cached else self.decode(paths)
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     """Random batches; `.batch_sampler.begin(epoch)` precedes each epoch."""
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
-    sampler = train_sampler(cfg, labels)
-    dataset = _triplets(cfg, samples, labels, training=True)
-    return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
+    dataset = _triplets(cfg, samples, labels, transforms.TrainTransform(cfg))
+    return DataLoader(
+        dataset, batch_sampler=train_sampler(cfg, labels), **loader_kwargs(cfg, dataset)
+    )
 
 
-def make_decoder(cfg: CfgNode) -> Decode:
-    """How the files of a triplet are decoded, by `image_scales`."""
-    return partial(decode_triplet, modalities=tuple(cfg.MODEL.MODALITIES), scales=image_scales(cfg))
+def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
+    """The samples in order, without augmentation; labels are the identities on disk."""
+    # Cached like the training images, since evaluation may run after every epoch.
+    transform = transforms.PerModality(transforms.test_transform(cfg))
+    dataset = _triplets(cfg, samples, [sample.identity for sample in samples], transform)
+    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
+
+
+def _triplets(
+    cfg: CfgNode,
+    samples: Sequence[Sample],
+    labels: Sequence[int],
+    transform: transforms.SampleTransform,
+) -> ImageDataset:
+    """Samples as (images of MODEL.MODALITIES, label, camera)."""
+    paths = [sample.paths for sample in samples]
+    targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
+    names = tuple(cfg.MODEL.MODALITIES)
+    decode = partial(decode_triplet, modalities=names, scales=image_scales(cfg))
+    return ImageDataset(paths, targets, transform, use_cache(cfg, paths), decode, names)
 
 
 def image_scales(cfg: CfgNode) -> Scales:
@@ -112,35 +117,19 @@ def image_scales(cfg: CfgNode) -> Scales:
     return read_ranges(cfg) if cfg.DATASETS.NAMES in OWN_READERS else STORED
 
 
-def _triplets(
-    cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool
-) -> ImageDataset:
-    """Samples as (images of MODEL.MODALITIES, label, camera)."""
-    names = tuple(cfg.MODEL.MODALITIES)
-    decode = make_decoder(cfg)
-    plain = transforms.PerModality(transforms.test_transform(cfg))
-    transform = transforms.TrainTransform(cfg) if training else plain
-    paths = [sample.paths for sample in samples]
-    targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
-    cache = use_cache(cfg, paths)
-    return ImageDataset(paths, targets, transform, cache, decode, modalities=names)
-
-
 def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> samplers.EpochBatchSampler:
     """Sampler of training samples with these labels."""
     identities = len(set(labels))
-    if identities < 2:
-        raise UserError(
-            "The training split has a single identity, but training needs at least two; add images of others."
-        )
     batch_size, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
-    if cfg.DATALOADER.SAMPLER == "softmax":
-        return shuffled_batches(len(labels), "triplets", batch_size, cfg.SOLVER.SEED)
-    if identities < batch_size // instances:
+    is_shuffled = cfg.DATALOADER.SAMPLER == "softmax"
+    needed = 2 if is_shuffled else max(2, batch_size // instances)
+    if identities < needed:
         raise UserError(
-            f"The training split has {identities} identities, but a batch needs {batch_size // instances} "
-            f"(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most {identities * instances}."
+            f"The training split has {identities} identities, but it needs at least {needed}, by SOLVER.IMS_PER_BATCH and "
+            "DATALOADER.NUM_INSTANCE; add images of others, or lower SOLVER.IMS_PER_BATCH."
         )
+    if is_shuffled:
+        return shuffled_batches(len(labels), "triplets", batch_size, cfg.SOLVER.SEED)
     return samplers.IdentityBatchSampler(labels, batch_size, instances, cfg.SOLVER.SEED)
 
 
@@ -155,11 +144,9 @@ def shuffled_batches(
     return samplers.ShuffledBatchSampler(count, batch_size, seed)
 
 
-def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """The samples in order, without augmentation; labels are the identities on disk."""
-    # Cached like the training images, since evaluation may run after every epoch.
-    dataset = _triplets(cfg, samples, [sample.identity for sample in samples], training=False)
-    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
+def epoch_sampler(loader: DataLoader) -> samplers.EpochBatchSampler:
+    """The batch sampler of a training loader; DataLoader's type hides its class."""
+    return cast(samplers.EpochBatchSampler, loader.batch_sampler)
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
@@ -189,15 +176,13 @@ def prefetch(loader: DataLoader) -> Iterator:
 
 
 def use_cache(cfg: CfgNode, paths: Sequence[Paths]) -> bool:
-    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto adds up the sizes in the headers of all images that
-    are read, until they exceed the limit."""
+    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto adds up the sizes in the headers of all images, until
+    they exceed the limit."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
     size = 0
-    for files in paths:
-        if len(files) > 1:
-            files = tuple(files[MODALITIES.index(name)] for name in cfg.MODEL.MODALITIES)
-        size += sum(3 * math.prod(image_size(path)) for path in files if path)
+    for path in (path for files in dict.fromkeys(paths) for path in files if path):
+        size += 3 * math.prod(image_size(path))
         if size > CACHE_LIMIT:
             return False
     return True
@@ -226,18 +211,13 @@ def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
         "num_workers": workers,
         "collate_fn": collate,
         "persistent_workers": workers > 0,
-        "worker_init_fn": _ignore_interrupt,
+        "worker_init_fn": _ignore_interrupts,
         "timeout": cfg.DATALOADER.TIMEOUT if workers else 0,
         "pin_memory": cfg.MODEL.DEVICE != "cpu" and torch.cuda.is_available(),
         "generator": torch.Generator(),
     }
 
 
-def _ignore_interrupt(worker: int) -> None:
-    """Leave Ctrl-C, which a terminal sends to loading processes too, to the process that they load for."""
+def _ignore_interrupts(worker: int) -> None:
+    """Leave Ctrl-C to the main process, which ends its loading processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def epoch_sampler(loader: DataLoader) -> samplers.EpochBatchSampler:
-    """The batch sampler of a training loader; DataLoader's type hides its class."""
-    return cast(samplers.EpochBatchSampler, loader.batch_sampler)

@@ -1,12 +1,11 @@
 """Batch samplers: P identities with K instances each (docs/method.md), or shuffled samples.
 
-The batches of an epoch depend on the seed and the number of the epoch only, so that training can resume at any batch.
+The batches of an epoch depend on the seed and the number of the epoch only.
 """
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import torch
 
@@ -14,28 +13,33 @@ from demo_sdtps.runtime.distributed import shard_for_rank
 
 
 class EpochBatchSampler(ABC):
-    """This process's part of the batches of `epoch` without the first `start`; `len` counts all of them. A batch is a list of
-    (index, seed): the augmentation of a sample draws from the seed, in whichever process it is loaded."""
+    """This process's part of the batches of `epoch`. A batch is a list of (index, seed): the augmentation of a sample draws
+    from the seed, in whichever process it is loaded."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.epoch, self.start = seed, 0, 0
+        self.seed, self.epoch = seed, 0
 
-    def begin(self, epoch: int, start: int = 0) -> None:
-        """Set the epoch of the next loop, and the number of batches to skip."""
-        self.epoch, self.start = epoch, start
+    def begin(self, epoch: int) -> None:
+        """Set the epoch of the next loop."""
+        self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return map(shard_for_rank, islice(self.batches(), self.start, None))
+        return map(shard_for_rank, self.batches())
 
     def __len__(self) -> int:
         return len(self.batches())
 
-    def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-
-    @abstractmethod
     def batches(self) -> list[list[tuple[int, int]]]:
         """All batches of the current epoch; their number may vary slightly between epochs."""
+        generator, batches = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch), []
+        for indices in self.draw(generator):
+            seeds = torch.randint(2**62, (len(indices),), generator=generator).tolist()
+            batches.append(list(zip(indices, seeds, strict=True)))
+        return batches
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> Iterator[list[int]]:
+        """The indices of each batch. Between two batches the seeds of the samples are drawn from the generator too."""
 
 
 class IdentityBatchSampler(EpochBatchSampler):
@@ -49,11 +53,10 @@ class IdentityBatchSampler(EpochBatchSampler):
         for index, label in enumerate(labels):
             self.by_identity[label].append(index)
 
-    def batches(self) -> list[list[tuple[int, int]]]:
-        generator = self.generator()
+    def draw(self, generator: torch.Generator) -> Iterator[list[int]]:
         members = self.by_identity.items()
         groups = {label: self._groups(indices, generator) for label, indices in members}
-        labels, count, batches = list(groups), self.identities_per_batch, []
+        labels, count = list(groups), self.identities_per_batch
         while len(labels) >= count:
             # Fisher and Yates' shuffle of the last `count` alone: a batch takes no longer where identities are many.
             draws = torch.randint(2**62, (count,), generator=generator).tolist()
@@ -62,10 +65,8 @@ class IdentityBatchSampler(EpochBatchSampler):
                 labels[place], labels[last] = labels[last], labels[place]
             chosen = labels[-count:]
             del labels[-count:]
-            indices = [index for label in chosen for index in groups[label].pop()]
+            yield [index for label in chosen for index in groups[label].pop()]
             labels += [label for label in chosen if groups[label]]
-            batches.append(_with_seeds(indices, generator))
-        return batches
 
     def _groups(self, indices: list[int], generator: torch.Generator) -> list[list[int]]:
         count, size = len(indices), self.instances
@@ -83,15 +84,8 @@ class ShuffledBatchSampler(EpochBatchSampler):
         super().__init__(seed)
         self.count, self.batch_size = count, batch_size
 
-    def __len__(self) -> int:
-        return self.count // self.batch_size
-
-    def batches(self) -> list[list[tuple[int, int]]]:
-        generator = self.generator()
-        order = torch.randperm(self.count, generator=generator)[: len(self) * self.batch_size]
-        return [_with_seeds(batch.tolist(), generator) for batch in order.split(self.batch_size)]
-
-
-def _with_seeds(indices: list[int], generator: torch.Generator) -> list[tuple[int, int]]:
-    seeds = torch.randint(2**62, (len(indices),), generator=generator)
-    return list(zip(indices, seeds.tolist(), strict=True))
+    def draw(self, generator: torch.Generator) -> Iterator[list[int]]:
+        order = torch.randperm(self.count, generator=generator)
+        yield from (
+            order[: self.count - self.count % self.batch_size].view(-1, self.batch_size).tolist()
+        )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 
@@ -32,13 +33,11 @@ ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 class TrainTransform:
     """The images of a sample, uint8 (3, h, w) → float32 (3, H, W). Resize, flip, pad and crop, normalise, erase
     (docs/method.md), which each image draws for itself; with INPUT.JOINT_AUGMENTATION flip and crop are drawn once. Then whole
-    modalities are dropped, each with the probability INPUT.MODALITY_DROPOUT but never all: their images become zeros. Flip, pad
-    and crop are one copy into a black canvas: as separate transforms they dominate the time after decoding."""
+    modalities are dropped, each with the probability INPUT.MODALITY_DROPOUT but never all: their images become zeros. Pad and
+    crop are one shift: as separate transforms they dominate the time after decoding."""
 
     def __init__(self, cfg: CfgNode):
-        self.flip, self.padding = cfg.INPUT.PROB, cfg.INPUT.PADDING
-        self.erasing, self.dropout = cfg.INPUT.RE_PROB, cfg.INPUT.MODALITY_DROPOUT
-        self.is_joint = cfg.INPUT.JOINT_AUGMENTATION
+        self.settings = cfg.INPUT
         self.size = torch.Size(cfg.INPUT.SIZE_TRAIN)
         self.resize = v2.Resize(self.size, interpolation=v2.InterpolationMode.BICUBIC)
         # For pixel values in [0, 255].
@@ -46,21 +45,21 @@ class TrainTransform:
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in statistics)
 
     def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
-        joint = self.geometry(rng) if self.is_joint else None
+        joint = self.geometry(rng) if self.settings.JOINT_AUGMENTATION else None
         inputs = [
             None if image is None else self.augment(image, joint or self.geometry(rng), rng)
             for image in images
         ]
-        if self.dropout:
+        if dropout := self.settings.MODALITY_DROPOUT:
             present = [place for place, image in enumerate(inputs) if image is not None]
-            dropped = [place for place in present if rng.random() < self.dropout]
+            dropped = [place for place in present if rng.random() < dropout]
             if len(dropped) == len(present):
                 dropped.pop(rng.randrange(len(dropped)))
             inputs = [None if place in dropped else image for place, image in enumerate(inputs)]
         return fill_absent(inputs)
 
     def geometry(self, rng: Generator) -> Geometry:
-        flip, padding = rng.random() < self.flip, self.padding
+        flip, padding = rng.random() < self.settings.PROB, self.settings.PADDING
         return flip, rng.randint(-padding, padding), rng.randint(-padding, padding)
 
     def augment(self, image: torch.Tensor, geometry: Geometry, rng: Generator) -> torch.Tensor:
@@ -68,9 +67,9 @@ class TrainTransform:
         if image.shape[1:] != self.size:
             image = self.resize(image)
         flip, down, right = geometry
-        image = pad_and_crop(image.flip(2) if flip else image, down, right)
+        image = shift(image.flip(2) if flip else image, down, right)
         image = image.sub_(self.mean).div_(self.std)
-        return erase(image, rng) if rng.random() < self.erasing else image
+        return erase(image, rng) if rng.random() < self.settings.RE_PROB else image
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,10 @@ def fill_absent(inputs: Decoded) -> list[torch.Tensor]:
     return [torch.zeros_like(shown) if image is None else image for image in inputs]
 
 
-def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
-    """uint8 (C, H, W) → float32: shift, filled with black, as padding by p and cropping at (p - down, p - right) do."""
-    _, height, width = image.shape
-    rows, columns = max(height - down, 0), max(width - right, 0)
-    visible = image[:, max(-down, 0) : rows, max(-right, 0) : columns]
-    canvas = torch.zeros(image.shape)
-    top, left = max(down, 0), max(right, 0)
-    canvas[:, top : top + visible.shape[1], left : left + visible.shape[2]] = visible
-    return canvas
+def shift(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
+    """uint8 (C, H, W) → float32: filled with black, as padding by p and cropping at (p - down, p - right) do; the image is
+    larger than the shift."""
+    return F.pad(image, (right, -right, down, -down)).float()
 
 
 def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:

@@ -13,11 +13,9 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets import OWN_READERS, Sample, check_labelled, find_reader
+from demo_sdtps.datasets import Sample, check_labelled, find_reader
 from demo_sdtps.datasets.base import UNKNOWN
-from demo_sdtps.datasets.images import flat_images
-from demo_sdtps.datasets.loaders import make_decoder, test_loader
-from demo_sdtps.datasets.own import unpaired
+from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import (
     Distances,
     Side,
@@ -122,11 +120,6 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
             f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
             f"with another {exclude_key(cfg)}) and are not scored (the usual protocol)."
         )
-    if cfg.DATASETS.NAMES in OWN_READERS:
-        modalities = cfg.MODEL.MODALITIES
-        triplets = [sample.paths for samples in splits.values() for sample in samples]
-        warnings += unpaired(splits, modalities)
-        warnings += flat_images(triplets, make_decoder(cfg), modalities)
     if all(sample.camera == UNKNOWN for sample in splits["query"]):
         warnings.append(
             "WARNING: the data have no cameras, so matches may be of the query's camera, and MODEL.SIE_CAMERA has no effect."

@@ -10,10 +10,11 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets import Sample, completeness, find_reader, read_splits, synthetic
+from demo_sdtps.datasets import Sample, completeness, find_reader, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_sampler
+from demo_sdtps.datasets.published import MARKER
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
 from demo_sdtps.evaluation.tables import markdown_table
 
@@ -56,10 +57,10 @@ def count_samples(samples: Sequence[Sample], has_scenes: bool) -> dict[str, int]
 
 
 def published_counts(cfg: CfgNode) -> Counts:
-    """What is known of the counts of DATASETS.NAMES, by split: published, or noted with drawn data."""
+    """The published counts of DATASETS.NAMES, by split; none of synthetic images in the layout of a published data set."""
     reader = find_reader(cfg)
-    record = synthetic.synthetic_counts(reader.folder_in(Path(cfg.DATASETS.ROOT_DIR)))
-    return reader.published if record is None else record
+    is_synthetic = (reader.folder_in(Path(cfg.DATASETS.ROOT_DIR)) / MARKER).is_file()
+    return {} if is_synthetic else reader.published
 
 
 def count_differences(actual: Counts, expected: Counts) -> list[str]:

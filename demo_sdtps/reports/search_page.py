@@ -11,7 +11,7 @@ from urllib.parse import quote
 from demo_sdtps.config import MODALITIES, with_values
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.unreadable import omissions
+from demo_sdtps.datasets.images import omissions
 from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.retrieval.search import Hit, SearchResult
 from demo_sdtps.runtime.files import atomic_write

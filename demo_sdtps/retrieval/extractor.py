@@ -18,8 +18,7 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.common import UNSHARED
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten, get_cfg, with_values
 from demo_sdtps.datasets import Sample, check_trained_on, trained_cameras
-from demo_sdtps.datasets.images import flat_images
-from demo_sdtps.datasets.loaders import make_decoder, test_loader
+from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
@@ -108,8 +107,6 @@ class Extractor(
             items = dict(zip(names, triplet, strict=True))
             samples.append(Sample(tuple(map(items.get, MODALITIES)), camera=camera))
             by_case[frozenset(name for name in names if items[name] is None)].append(number)
-        for warning in flat_images([sample.paths for sample in samples], make_decoder(cfg), names):
-            logger.warning(warning)
         output = np.empty((len(triplets), self.widths[pattern]), np.float32)
         for case, numbers in by_case.items():
             loader = test_loader(cfg, [samples[number] for number in numbers])

@@ -17,9 +17,9 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED
 from demo_sdtps.datasets.base import GALLERY, QUERY
-from demo_sdtps.datasets.folders import Triplet, check_modality, image_folders
+from demo_sdtps.datasets.folders import Triplet, read_folders
+from demo_sdtps.datasets.images import drop_unreadable
 from demo_sdtps.datasets.own import read_triplets
-from demo_sdtps.datasets.unreadable import drop_unreadable
 from demo_sdtps.evaluation.distances import (
     Comparison,
     Side,
@@ -74,8 +74,7 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult | None:
     """Bring the index up to date in all processes; the main one, which alone has the result, searches."""
     prepare_evaluation(cfg)
     check_extra("demo-sdtps search", "search", {"lancedb": "lancedb", "jinja2": "jinja2"})
-    names, folders = cfg.MODEL.MODALITIES, image_folders(cfg)
-    check_modality(arguments.flat, folders, arguments.gallery, arguments.query)
+    names, folders = cfg.MODEL.MODALITIES, read_folders(cfg)
     read = partial(read_triplets, folders=folders, pattern=arguments.pattern)
     gallery = read(arguments.gallery, GALLERY, names, camera=arguments.gallery_camera)
     queries = read(arguments.query, QUERY, names, camera=arguments.camera)

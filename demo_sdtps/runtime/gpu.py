@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 from yacs.config import CfgNode
 
 WARM_UPS = 3  # calls before the recording, in which libraries choose their kernels and compiled code is made
@@ -67,10 +68,10 @@ class Recording:
         if self.calls <= WARM_UPS:
             return self.work(batch)
         if self.calls == WARM_UPS + 1:
-            self.batch = batch.map(torch.clone)
+            self.batch = tree_map(torch.clone, batch)
             self._record()
         else:
-            for recorded, tensor in zip(self.batch.tensors(), batch.tensors(), strict=True):
+            for recorded, tensor in zip(*map(tree_leaves, (self.batch, batch)), strict=True):
                 recorded.copy_(tensor)
         self.graph.replay()
         return self.result

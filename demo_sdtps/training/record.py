@@ -17,7 +17,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import COMMAND
-from demo_sdtps.datasets.unreadable import left_out
+from demo_sdtps.datasets.images import left_out
 from demo_sdtps.evaluation.tables import RECORD, read_run
 from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.errors import UserError

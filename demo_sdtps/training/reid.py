@@ -20,7 +20,6 @@ from demo_sdtps.datasets import (
     read_splits,
 )
 from demo_sdtps.datasets.base import VALIDATION
-from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, train_loader
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, reid_record, reid_table
@@ -69,8 +68,6 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
         check_labelled(cfg)
         splits = read_splits(cfg, (*SPLITS, VALIDATION) if cfg.DATASETS.VALIDATION else SPLITS)
         samples = [sample for split in splits.values() for sample in split]
-        if cfg.DATASETS.VERIFY:
-            verify(path for sample in samples for path in sample.files)
         set_seed(cfg.SOLVER.SEED)
         classes = len(identity_labels(splits["train"]))
         model = make_model(cfg, classes, 1 + max(sample.camera for sample in samples))
@@ -106,7 +103,7 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
                 "num_class": classes,
                 "camera_num": model.camera_num,
                 "cameras": camera_names(samples),
-                "data": data_name(cfg, classes),
+                "data": data_name(cfg),
                 CLASSES: digest,
             },
             others={"center_losses": loss.centers},

@@ -38,7 +38,7 @@ RESUME auto starts the same run."""
 
 RESUMABLE_KEYS = {
     *("OUTPUT_DIR", "RESUME"),  # the run's folder
-    *("DATASETS.ROOT_DIR", "DATASETS.CACHE", "DATASETS.VERIFY"),  # `Run.begin` compares the files
+    *("DATASETS.ROOT_DIR", "DATASETS.CACHE"),  # `Run.begin` compares the files
     *("DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT"),  # how data are read
     *("SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD"),  # what is logged and saved
     *("MODEL.DEVICE_ID", "MODEL.DIST_TRAIN"),  # which of equal GPUs, and how many

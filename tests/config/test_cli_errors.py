@@ -60,13 +60,11 @@ def nothing(root, weights):
 
 FILE = ("--weight", "w.pth")
 TRAIN = ("OUTPUT_DIR", "run")
-VERIFIED = (*TRAIN, "DATASETS.VERIFY", "True")
 EXPORT = (*FILE, "--output", "x.npz")
 NOWHERE = (*TRAIN, "DATASETS.ROOT_DIR", "none")
 NO_GPU = (*TRAIN, "MODEL.DEVICE", "cuda:99")
 EXAMPLES = {
     "an image that is missing": (train_net, no_image, TRAIN, "has no NI image"),
-    "a damaged image, by DATASETS.VERIFY": (train_net, empty_image, VERIFIED, "it is empty"),
     "a damaged image, on the way": (export.features, empty_image, EXPORT, "it is empty"),
     "a missing folder": (train_net, nothing, NOWHERE, "is not at none"),
     "a GPU that is not there": (train_net, nothing, NO_GPU, "The GPU cuda:99"),

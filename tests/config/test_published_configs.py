@@ -8,7 +8,7 @@ import yaml
 from commands import ROOT
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.datasets import NAMES
+from demo_sdtps.datasets import READERS
 
 MODULES = {"MODEL.HDM", "MODEL.ATM", "MODEL.USE_SDTPS"}
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*/*.yml") if path.parent.name != "SEPS")
@@ -39,7 +39,7 @@ def test_the_tiny_configuration_is_that_of_synthetic_images_on_rgbnt201():
     }
 
 
-@pytest.mark.parametrize("folder", NAMES)
+@pytest.mark.parametrize("folder", READERS)
 def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     kinds = {path.stem for path in CONFIGS if path.parent.name == folder} - {TINY}
     slim, both, fine = "DeMo_Slim", "DeMo_with_SDTPS", "DeMo_Slim_Fine"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from triplets import (
     FIRST,
@@ -32,34 +31,9 @@ def test_a_damaged_image_is_reported_by_name(own_root, damage):
     assert message.startswith(f"The image {path} cannot be read") and "\n" not in message
 
 
-@pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
-def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeypatch, library):
-    if library == "Pillow":
-        monkeypatch.setattr("demo_sdtps.datasets.pixels.simplejpeg", None)
-    else:
-        pytest.importorskip("simplejpeg")
-    pixels = np.random.default_rng(0).integers(256, size=(41, 23, 3), dtype=np.uint8)
-    path = tmp_path / "image.jpg"
-    kinds = [
-        (mode, {"subsampling": subsampling, "progressive": progressive, "quality": quality})
-        for mode in ("RGB", "L")
-        for subsampling in (0, 1, 2)
-        for progressive in (False, True)
-        for quality in (30, 95)
-    ]
-    for size in ((41, 23), (1, 1), (16, 8), (3, 17)):
-        for mode, how in [*kinds, ("RGB", {"keep_rgb": True}), ("CMYK", {})]:
-            Image.fromarray(pixels[: size[0], : size[1]]).convert(mode).save(path, **how)
-            actual = decode(str(path))
-            assert actual.dtype == torch.uint8 and actual.shape == (3, *size)
-            assert np.array_equal(
-                actual.permute(1, 2, 0).numpy(), np.asarray(Image.open(path).convert("RGB"))
-            ), (mode, how)
-
-
 def test_verify_lists_all_damaged_images_and_no_other(own_root):
     samples = read_splits(config(own_root), ("train",))["train"]
-    verify([path for sample in samples for path in sample.paths])
+    verify(path for sample in samples for path in sample.paths)
     damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
     for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
         damage(path)
@@ -69,7 +43,6 @@ def test_verify_lists_all_damaged_images_and_no_other(own_root):
     assert head.startswith("3 of 144 images") and "replace them or remove their triplets" in head
     assert len(lines) == 3
     assert all(any(str(path) in line for line in lines) for path in damaged)
-    assert sum("it is empty" in line for line in lines) == 1
 
 
 # Kinds of images
@@ -152,15 +125,6 @@ def postscript(path):
     )
 
 
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (make_writer(GREY_16.astype(np.int32), "TIFF"), "32 bits"),
-        (make_writer(GREY_16.astype(np.float32), "TIFF"), "32 bits"),
-        (postscript, "cannot identify"),
-    ],
-    ids=["32 bits", "floats", "PostScript, for which Pillow would run Ghostscript"],
-)
-def test_what_has_no_pixels_is_refused(write, reason, tmp_path):
-    write(tmp_path / "image.jpg")
-    assert reason in catch_message(decode, str(tmp_path / "image.jpg"), "", None)
+def test_postscript_is_refused_for_which_pillow_would_run_ghostscript(tmp_path):
+    postscript(tmp_path / "image.jpg")
+    assert "cannot identify" in catch_message(decode, str(tmp_path / "image.jpg"), "", None)

@@ -25,15 +25,6 @@ def keep(root, pattern):
                 path.unlink()
 
 
-def test_an_identity_folder_without_images_is_reported(root):
-    folder = root / "MSVR310" / "bounding_box_test" / "0099"
-    for modality in ("vis", "ni", "th"):
-        (folder / modality).mkdir(parents=True)
-    message = catch_message(read_splits, config(root, *NAME))
-    assert f"The identity folder {folder} holds no images; add them or remove it" in message
-    assert "The gallery split of MSVR310" in message
-
-
 def test_matches_are_in_another_scene(root):
     """With a single scene nothing can be scored, whatever the cameras; with a single camera all can."""
     cfg = config(root, *NAME)

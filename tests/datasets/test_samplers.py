@@ -1,16 +1,14 @@
 """Batches of identities, and shuffled ones."""
 
-import shlex
 from collections import Counter
 from itertools import combinations
 
 import pytest
 import torch
-from torch.testing import assert_close
 from triplets import catch_message, config, draw_epoch
 
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.loaders import ImageDataset, batches, train_loader
+from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
 
 COUNTS = {10: 4, 11: 9, 12: 2, 13: 1, 14: 12, 15: 5, 16: 8}
@@ -141,57 +139,7 @@ def softmax_loader(root, *opts):
     return train_loader(cfg, read_splits(cfg, ("train",))["train"])
 
 
-def test_loader_of_shuffled_batches(tiny_root):
-    """48 triplets in batches of 7, which NUM_INSTANCE does not divide: six, and six triplets left out."""
-    loader = softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "7", "DATALOADER.NUM_INSTANCE", "4")
-    loader.batch_sampler.epoch = 1
-    loaded = list(batches(loader))
-    assert len(loader) == len(loaded) == 6
-    assert all(
-        batch.images["TI"].shape == (7, 3, 32, 16) and len(batch.labels) == len(batch.cameras) == 7
-        for batch in loaded
-    )
-    expected = [
-        [loader.dataset.targets[index][0] for index, _ in batch]
-        for batch in draw_epoch(loader.batch_sampler, 1)
-    ]
-    assert [batch.labels.tolist() for batch in loaded] == expected
-
-
 def test_too_few_samples_for_a_shuffled_batch_are_reported(tiny_root):
     message = catch_message(softmax_loader, tiny_root, "SOLVER.IMS_PER_BATCH", "49")
     assert "has 48 triplets" in message and "SOLVER.IMS_PER_BATCH 49); lower it" in message
     assert len(softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "48")) == 1
-
-
-@pytest.mark.parametrize(
-    "opts", [("DATALOADER.NUM_INSTANCE", "2"), ("DATALOADER.SAMPLER", "softmax")]
-)
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_an_epoch_can_begin_at_any_batch(tiny_root, opts, workers, monkeypatch):
-    """With the same batches as otherwise, and without loading those before."""
-    cfg = config(
-        tiny_root,
-        *opts,
-        *shlex.split("SOLVER.IMS_PER_BATCH 8 INPUT.RE_PROB 1.0 DATALOADER.NUM_WORKERS"),
-        workers,
-    )
-    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
-    loader.batch_sampler.begin(2)
-    whole, items = list(batches(loader)), list(loader.batch_sampler)
-    assert len(whole) == len(loader) > 3
-    keys, original = [], ImageDataset.__getitem__
-    monkeypatch.setattr(
-        ImageDataset, "__getitem__", lambda self, key: keys.append(key) or original(self, key)
-    )
-    for start in (1, 3, len(whole)):
-        loader.batch_sampler.begin(2, start)
-        keys.clear()
-        rest = list(batches(loader))
-        assert len(loader) == len(whole)
-        if workers == "0":
-            assert keys == [key for batch in items[start:] for key in batch]
-        pairs = [[batch.tensors() for batch in each] for each in (rest, whole[start:])]
-        assert_close(*pairs, rtol=0, atol=0)
-    loader.batch_sampler.begin(3)
-    assert list(loader.batch_sampler) != items  # from the first again

@@ -13,7 +13,7 @@ from commands import contents
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.synthetic import MARKER
+from demo_sdtps.datasets.published import MARKER
 from synthetic import commands as synthetic
 from synthetic import pedestrians, triplets, vehicles
 from synthetic.scene import CAMERAS
