@@ -76,7 +76,6 @@ setup(
         "scipy>=1.15",
         "tqdm>=4.66",
         "pillow>=11",
-        "simplejpeg>=1.8",
         "matplotlib>=3.8",
         "tensorboard>=2.16",
         "safetensors>=0.4",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -136,8 +137,11 @@ def read_query(
             f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
             "(MODEL.MODALITIES); give another query, or a model that reads it."
         )
-    name = place.absolute().relative_to(folder).with_suffix("").as_posix()
-    triplets = [one for one in read_folder(root, folders, modalities) if one.name == name]
-    if not triplets:
-        raise UserError(f"The query {place} has no ending of an image (.jpg, .png, …); rename it.")
-    return triplets
+    inside = place.absolute().relative_to(folder)
+    paths = {modality: str(folder / inside)}
+    for name, other in folders.places(root).items():
+        siblings = sorted((other / inside.parent).glob(f"{escape(place.stem)}.*"))
+        images = [str(path) for path in siblings if path.suffix.lower() in base.endings()]
+        if images and name in modalities:
+            paths.setdefault(name, images[0])
+    return [Triplet(tuple(map(paths.get, MODALITIES)), name=inside.with_suffix("").as_posix())]

@@ -146,8 +146,8 @@ def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
         or not array.size
     ):
         raise UserError(
-            f"An image is {type(item).__name__} {getattr(item, 'shape', '')}, but it must be a path, a PIL image, an array "
-            "(height, width, 3), by image.transpose(1, 2, 0), a tensor (3, height, width), by image.permute(2, 0, 1), or "
+            f"An image is {type(item).__name__} {tuple(getattr(item, 'shape', ()))}, but it must be a path, a PIL image, an "
+            "array (height, width, 3), by image.transpose(1, 2, 0), a tensor (3, height, width), by image.permute(2, 0, 1), or "
             f"either (height, width){advice}"
         )
     if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:

@@ -77,34 +77,12 @@ def test_the_published_counts_are_those_of_the_document():
     assert [name for name, reader in READERS.items() if reader.published] == ["RGBNT201"]
 
 
-def test_synthetic_data_are_compared_with_what_was_asked_for(check, own_root):
-    words = cli_args_for(own_root)
-    code, stdout, actual = check(*words)
-    assert (
-        code == 0
-        and actual["expected"]["train"] == {"triplets": 48, "identities": 6}
-        and "can train on it" in stdout
-    )
-    assert not actual["decoded"]
-    image = sorted((own_root / "RGBNT201" / "train_171" / "RGB").iterdir())[0].name
-    for modality in ("RGB", "NI", "TI"):
-        (own_root / "RGBNT201" / "train_171" / modality / image).unlink()
-    code, stdout, actual = check(*words)
-    assert (
-        code == 1
-        and "WARNING: train has 47 triplets, but 48 are expected (-1)" in stdout
-        and "47 of 48" in stdout
-    )
-    (own_root / "RGBNT201" / "synthetic.json").write_text("{}")
-    assert not published_counts(load_cfg(CONFIG, words[2:]))
-
-
 def test_synthetic_data_beside_a_real_set_do_not_count_for_it(tiny_root, tmp_path):
     WRITERS["RGBNT201"](tmp_path)
     shutil.copytree(tiny_root, tmp_path / "synthetic")
-    for name, triplets in (("RGBNT201", 3951), ("Synthetic", 48)):
+    for name, is_known in (("RGBNT201", True), ("Synthetic", False)):
         words = cli_args_for(tmp_path, "DATASETS.NAMES", name)
-        assert published_counts(load_cfg(CONFIG, words[2:]))["train"]["triplets"] == triplets
+        assert bool(published_counts(load_cfg(CONFIG, words[2:]))) == is_known
 
 
 def test_damaged_images_are_all_found_by_decoding(refusal, check, own_root):

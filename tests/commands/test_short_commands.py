@@ -139,8 +139,6 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
         (check_data, "DeMo_Slim --data none", "none has the data of none of them, or"),
         (check_data, "DeMo --data own", "own has the data of none of them, or write one"),
         (check_data, "DeMo --data two", "the data of MSVR310/DeMo and RGBNT201/DeMo, or"),
-        (check_data, "DeMo --data two/RGBNT201", "201 is the own folder of a data set; .*it, two."),
-        (check_data, "RGBNT201/DeMo DATASETS.ROOT_DIR two/RGBNT201", "own folder .*holds it, two."),
         (check_data, "DeMo_Slm --data own", "configuration 'DeMo_Slm'; the nearest is 'DeMo_Slim'"),
         (check_data, "RGBNT20/DeMo", "the nearest is 'RGBNT201/DeMo'"),
         (check_data, "OUTPUTDIR x", "the nearest is 'OUTPUT_DIR'"),

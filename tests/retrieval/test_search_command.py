@@ -147,9 +147,7 @@ def test_re_ranking_and_approximate_search_are_told(run_search, place):
     ("words", "named"),
     [
         (["--gallery", "galery"], "galery"),
-        (["--query", "query/RGB/x.txt"], "x.txt"),
         (["--query", "query/RGB"], "query/RGB"),
-        (["--modality", "RGB"], "--modality"),
         (["--re_rank", "3", "--top", "4"], "--re_rank"),
     ],
 )
