@@ -7,7 +7,7 @@ has an image of it.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, product
-from math import frexp
+from math import frexp, prod
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from demo_sdtps.modeling.modalities import modality_subsets
 from demo_sdtps.runtime.progress import progress
 
 COHORT, FEWEST = 1000, 30  # triplets that distances are standardised by: at most, at least
-BLOCK_ELEMENTS = 1 << 25  # distances in a block of queries
+BLOCK_ELEMENTS = 1 << 24  # distances in a block of queries
 KEPT_ELEMENTS = 1 << 26  # distances that are computed once, and kept: 256 MB
 
 Modalities = frozenset[str]
@@ -253,12 +253,11 @@ class Distances:
 
     shape: tuple[int, int]
     rows: Callable[[Rows], torch.Tensor]
-    block: int = 0  # distances in a block of queries, or BLOCK_ELEMENTS
 
     def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """All queries in blocks: which they are, and their distances (q, G)."""
         queries, gallery = self.shape
-        size = max(1, (self.block or BLOCK_ELEMENTS) // max(1, gallery))
+        size = max(1, BLOCK_ELEMENTS // max(1, gallery))
         for start in progress(range(0, queries, size), "comparing", unit="block"):
             rows = slice(start, min(start + size, queries))
             yield rows, self.rows(rows)
@@ -269,9 +268,16 @@ def matrix_distances(values: torch.Tensor) -> Distances:
     return Distances((values.shape[0], values.shape[1]), values.__getitem__)
 
 
+def compute_distances(shape: tuple[int, int], measure: Callable[[Rows], torch.Tensor]) -> Distances:
+    """Distances by `measure`, which computes those of some rows: a matrix where they are few, or else rows whenever they are
+    asked for."""
+    if prod(shape) > KEPT_ELEMENTS:
+        return Distances(shape, measure)
+    return matrix_distances(measure(slice(None)))
+
+
 def measure_distances(comparison: Comparison, query: Side, gallery: Side) -> Distances:
-    """The distances of queries to a gallery: a matrix where they are few, or else computed for some queries when they are asked
-    for."""
+    """The distances of queries to a gallery, in columns that both have; scaled where these differ."""
     (features, present), (others, others_present) = query, gallery
 
     def measure(rows: Rows) -> torch.Tensor:
@@ -279,6 +285,4 @@ def measure_distances(comparison: Comparison, query: Side, gallery: Side) -> Dis
         scales = cohort_scales(comparison, some, others_present, others.__getitem__)
         return set_distances(comparison, some, gallery, scales=scales)
 
-    if len(features) * len(others) > KEPT_ELEMENTS:
-        return Distances((len(features), len(others)), measure)
-    return matrix_distances(measure(slice(None)))
+    return compute_distances((len(features), len(others)), measure)

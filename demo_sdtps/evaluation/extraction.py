@@ -200,7 +200,8 @@ def _model_features(
     def on_device() -> Iterator[list[torch.Tensor]]:
         for batch in progress(batches(loader), "extracting features", len(loader), unit="batch"):
             moved = batch.to(device)
-            if is_whole(batch, loader, cases):
+            # As large as most, of complete triplets alone: what is compiled, and recorded as a CUDA graph.
+            if not any(cases) and len(batch.labels) == loader.batch_size:
                 yield forward_whole(moved)
                 continue
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
@@ -209,11 +210,6 @@ def _model_features(
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         yield from on_cpu(on_device())
-
-
-def is_whole(batch: Batch, loader: DataLoader, cases: Sequence[frozenset[str]]) -> bool:
-    """Whether a batch is as large as most, of complete triplets alone: what is compiled, and recorded as a CUDA graph."""
-    return not any(cases) and len(batch.labels) == loader.batch_size
 
 
 def decoded_triplets(loader: DataLoader) -> Iterator[tuple[Decoded, list[int]]]:

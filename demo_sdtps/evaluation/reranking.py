@@ -12,18 +12,16 @@ import torch.nn.functional as F
 from scipy.sparse import csr_matrix
 
 from demo_sdtps.evaluation.distances import (
-    KEPT_ELEMENTS,
     Comparison,
     Distances,
     Rows,
     Side,
     check_finite,
     complete_side,
+    compute_distances,
     set_distances,
 )
 
-BLOCK_ELEMENTS = 1 << 23
-"""Distances in a block of rows; a few such tensors exist at a time, and none of N × N beyond `KEPT_ELEMENTS`."""
 MEETINGS = 1 << 18
 """Pairs of weights that are compared at a time; they stay in the processor's cache."""
 FARTHEST = 4.0  # the largest squared distance of features of length 1
@@ -94,20 +92,19 @@ def pair_distances(comparison: Comparison, query: Side, gallery: Side) -> Distan
     features, present = samples.split([features.shape[1], present.shape[1]], dim=1)
     distinct = features, present.bool().cpu().numpy()
 
-    def between(places: torch.Tensor) -> torch.Tensor:
+    def between(rows: Rows) -> torch.Tensor:
         """Distances of some of the M distinct samples (m,) to all of them: (m, M)."""
-        some = features[places], distinct[1][places.cpu().numpy()]
+        some = features[rows], distinct[1][rows]
         return set_distances(comparison, some, distinct).clamp_(min=0, max=FARTHEST)
 
-    is_kept = len(features) ** 2 <= KEPT_ELEMENTS
-    kept = between(torch.arange(len(features), device=index.device)) if is_kept else None
+    distances = compute_distances((len(features), len(features)), between)
 
     def measure(rows: Rows) -> torch.Tensor:
         places = index[rows]
-        distance = between(places) if kept is None else kept[places]
+        distance = distances.rows(places.cpu().numpy())
         return distance.scatter_(1, places[:, None], 0).index_select(1, index)
 
-    return Distances((len(index), len(index)), measure, BLOCK_ELEMENTS)
+    return Distances((len(index), len(index)), measure)
 
 
 def _neighbours(pairs: Distances, count: int) -> tuple[np.ndarray, torch.Tensor]:

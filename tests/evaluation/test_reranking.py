@@ -8,7 +8,7 @@ from golden_cases import load_case
 from numeric import assert_close, generator
 from ranking_cases import LargestResult, cosine_error, near_ties, rank_distances, roundings
 
-from demo_sdtps.evaluation import reranking
+from demo_sdtps.evaluation import distances, reranking
 from demo_sdtps.evaluation.distances import Comparison, complete_side
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from tests.reference import reranking as plain
@@ -131,8 +131,8 @@ def test_more_twins_than_neighbours(k2):
 @pytest.mark.parametrize("kept", [0, 300**2])
 def test_twins_are_exactly_as_far(monkeypatch, kept):
     """Whatever the processor does with the rows of a block; of wide features, where sums come out differently."""
-    monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
-    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", 7 * 300)
+    monkeypatch.setattr(distances, "KEPT_ELEMENTS", kept)
+    monkeypatch.setattr(distances, "BLOCK_ELEMENTS", 7 * 300)
     features = F.normalize(torch.cat(clusters(6, 40, 60, dim=517, ranks=[])), dim=1)
     sides = complete_side(features.repeat(2, 1)), complete_side(features)
     pairs = reranking.pair_distances(Comparison(), *sides)
@@ -155,16 +155,16 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
     samples = torch.cat(clusters(8, 10, 20))
     sides = samples[:20], samples  # with ties
     expected = by_loops(*sides, 9, 4)
-    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(distances, "BLOCK_ELEMENTS", elements)
     monkeypatch.setattr(reranking, "MEETINGS", elements)
-    for kept in (reranking.KEPT_ELEMENTS, 0):
-        monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
+    for kept in (distances.KEPT_ELEMENTS, 0):
+        monkeypatch.setattr(distances, "KEPT_ELEMENTS", kept)
         assert_same(k_reciprocal(*sides, 9, 4), expected, sides)
 
 
 def test_all_pairs_are_never_there_at_once(monkeypatch):
-    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", 8000)
-    monkeypatch.setattr(reranking, "KEPT_ELEMENTS", 0)
+    monkeypatch.setattr(distances, "BLOCK_ELEMENTS", 8000)
+    monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
     sides = clusters(9, 10, 590, identities=60, ranks=[])
     with LargestResult() as watched:
         k_reciprocal(*sides, 6, 3)
