@@ -2,7 +2,6 @@
 
 import difflib
 import io
-import logging
 from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -33,12 +32,8 @@ CONFIGS = next(
 """The published configurations: in an installed package inside it, in a checkout beside it."""
 OWN = "Own"  # the folder in it for own data
 ENDINGS = ("", ".yml", ".yaml")
-DISTANCE = "TEST.CROSS_MODAL_DISTANCE"
 FIXED = ("INPUT.SIZE_TEST", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD", "TEST.NECK_FEAT")
 """Keys beside those of MODEL whose values are part of the graph."""
-OLD_DISTANCE, NEW_DISTANCE = "pairs", "shared"
-"""A value of DISTANCE that checkpoints of older versions may hold, and the one that takes its place."""
-logger = logging.getLogger(__name__)
 
 
 class StoredText(NamedTuple):
@@ -69,12 +64,6 @@ def load_cfg(
     cfg, path, pairs = get_cfg(schema), Path("default.yml"), parse_pairs(opts)
     if isinstance(config, StoredText):
         values = flatten(parse_yaml(config.text, f"The configuration in {config}"))
-        if values.get(DISTANCE) == OLD_DISTANCE:
-            values[DISTANCE] = NEW_DISTANCE
-            if DISTANCE not in pairs:
-                logger.warning(
-                    f"{DISTANCE} in {config} is '{OLD_DISTANCE}', which is no longer offered: '{NEW_DISTANCE}' is used."
-                )
         _merge(cfg, schema, values, config)
         if schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in pairs:
             check_stored_score(cfg.MODEL.SLIM_SCORE, config)
@@ -142,20 +131,15 @@ def read_config(path: Path, example: str) -> dict:
         def _open_cfg(cls, filename):
             advice = f"give --config_file an existing YAML file such as {example}"
             content = read_yaml(Path(filename), "configuration", advice)
-            base = content.get(BASE_KEY)
-            names = base if isinstance(base, list) else [base]
-            if base is not None and not all(isinstance(name, str) for name in names):
-                raise UserError(
-                    f"{BASE_KEY} of the configuration {filename} is {base!r}, but it must be the name of a file."
-                )
             # by full key, so that a file replaces what it starts from however both write it
             sections = {k: v for k, v in content.items() if v is not None}
             return io.StringIO(yaml.dump(flatten(sections), Dumper=SafeDumper))
 
     try:
         return File.load_yaml_with_base(str(path))
-    except (AssertionError, RecursionError) as error:
-        reason = "it starts from itself" if isinstance(error, RecursionError) else error
+    except (AssertionError, AttributeError, RecursionError) as error:
+        reasons = {RecursionError: "it starts from itself", AttributeError: "it must name a file"}
+        reason = reasons.get(type(error), error)
         raise UserError(
             f"The configuration {path} cannot start from its {BASE_KEY} ({reason}); correct these lines."
         ) from None
@@ -286,10 +270,7 @@ def _advice(schema: Schema, name: str, source: Source) -> str:
     """What to do about an unknown key."""
     if isinstance(source, StoredText):
         return "it belongs to another command or version; give --config_file the one of this"
-    # A key with the same last part is preferred to one with a similar spelling.
-    last = name.split(".")[-1].upper()
-    near = [key for key in schema.by_name if key.split(".")[-1] == last]
-    near = near or difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5)
     return f"the nearest valid key is {near[0]}" if near else "--keys lists the valid ones"
 
 

@@ -97,11 +97,7 @@ def lock_file(file: Path, what: str) -> Iterator[None]:
 
 def sha256(path: str | Path) -> str:
     """Digest of a file's content in hexadecimal digits."""
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def has_form(content: object, form: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import logging
 import platform
-import secrets
 import shlex
 import subprocess
 import sys
@@ -44,7 +43,7 @@ def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]
         "versions": versions(device),
         "machine": {**machine(device), "processes": world_size()},
     }
-    record = {"status": "running", "id": secrets.token_hex(8), "seed": cfg.SOLVER.SEED, **now}
+    record = {"status": "running", "seed": cfg.SOLVER.SEED, **now}
     if left_out:
         record["left_out"] = dict(left_out)
     if epoch:
@@ -58,9 +57,11 @@ def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]
     ended: dict[str, object] = {"status": FINISHED}
     try:
         yield
-    except BaseException as error:
-        is_stopped = isinstance(error, KeyboardInterrupt)
-        ended = {"status": "stopped"} if is_stopped else {"status": "failed", "error": str(error)}
+    except KeyboardInterrupt:
+        ended = {"status": "stopped"}
+        raise
+    except Exception as error:
+        ended = {"status": "failed", "error": str(error)}
         raise
     finally:
         with suppress(UserError):  # on a full disk, which the checkpoint's own error has reported
@@ -101,10 +102,9 @@ def command() -> str:
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
     revision = git_output(root, "rev-parse", "HEAD")
-    changes = git_output(root, "status", "--porcelain")
-    if revision is None or changes is None:
+    if revision is None:
         return {"commit": None, "changed": None}
-    return {"commit": revision.strip(), "changed": bool(changes)}
+    return {"commit": revision.strip(), "changed": bool(git_output(root, "status", "--porcelain"))}
 
 
 def git_output(root: Path, *words: str) -> str | None:

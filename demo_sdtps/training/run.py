@@ -187,15 +187,15 @@ class Run:
         """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
         record: dict[str, object] = {"epoch": epoch}
         record |= {name: mean for name, mean in means.items() if not name.startswith(PART)}
-        parts = {name: mean for name, mean in means.items() if name.startswith(PART)}
-        if parts:
-            record["losses"] = {name.removeprefix(PART): mean for name, mean in parts.items()}
+        parts = {
+            name.removeprefix(PART): mean for name, mean in means.items() if name.startswith(PART)
+        }
+        record |= {"losses": parts} if parts else {}
         scalars = {f"train/{name}": mean for name, mean in means.items()}
         if evaluation:
             record |= evaluation.record
             scalars |= evaluation.scalars
-            title = f"epoch {epoch}" + ("" if epoch else " (before training)")
-            logger.info("%s\n%s", title, evaluation.table)
+            logger.info("evaluation after epoch %d\n%s", epoch, evaluation.table)
         self.records.append(record)
         if is_main():
             write_json(self.output / METRICS, self.records)
@@ -286,13 +286,11 @@ def _read_state(cfg: CfgNode, path: Path, schema: Schema) -> Mapping:
             f"The run in {path} cannot be continued: the file is damaged, of an older version, or holds weights alone; start "
             "it again with --overwrite and without RESUME, or choose another OUTPUT_DIR."
         )
-    changes = _changes(cfg, load_cfg(StoredText(path, state["config"]), (), schema))
-    if changes:
-        key, (before, now) = next(iter(changes.items()))
-        more = f" ({len(changes) - 1} more keys differ)" if len(changes) > 1 else ""
+    before, now = flatten(load_cfg(StoredText(path, state["config"]), (), schema)), flatten(cfg)
+    for key in _changed_keys(before, now):
         raise UserError(
-            f"{key} is {now}, but the run in {path} was started with {before}{more}; to continue it, give the values that it "
-            "has (config.yml beside it), or choose another OUTPUT_DIR."
+            f"{key} is {now[key]!r}, but the run in {path} was started with {before[key]!r}; to continue it, give the values "
+            "that it has (config.yml beside it), or choose another OUTPUT_DIR."
         )
     return state
 
@@ -300,19 +298,14 @@ def _read_state(cfg: CfgNode, path: Path, schema: Schema) -> Mapping:
 def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
     """Whether the folder holds the start of the same run, which has not finished."""
     with suppress(UserError):  # not a run's configuration
-        changes = _changes(cfg, load_cfg(output / CONFIG, (), schema))
+        changes = _changed_keys(flatten(load_cfg(output / CONFIG, (), schema)), flatten(cfg))
         return not changes and read_run(output).get("status") != FINISHED
     return False
 
 
-def _changes(cfg: CfgNode, stored: CfgNode) -> dict[str, tuple[str, str]]:
-    """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
-    before = flatten(stored)
-    return {
-        key: (repr(before[key]), repr(value))
-        for key, value in sorted(flatten(cfg).items())
-        if key not in RESUMABLE_KEYS and before[key] != value
-    }
+def _changed_keys(before: Mapping, now: Mapping) -> list[str]:
+    """Keys, but RESUMABLE_KEYS, whose values differ."""
+    return [key for key in sorted(now) if key not in RESUMABLE_KEYS and before[key] != now[key]]
 
 
 def file_lines(root: str, paths: Iterable[str]) -> list[str]:

@@ -5,10 +5,9 @@ import seps_tiny
 import torch
 from commands import CONFIG, checkpoint_file, cli_args_for, parse_table
 
-import demo_sdtps
 from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from seps import commands as seps
 from seps.model import make_seps
@@ -56,27 +55,6 @@ def test_seps_reads_it(command, seps_checkpoint, shapes_root):
     )
     without = command(seps.test, "--weight", seps_checkpoint)
     assert without[:2] == with_file[:2] and without[0] == 0 and "rSum" in without[1]
-
-
-def test_a_distance_of_older_checkpoints(refusal, checkpoint, tmp_path, caplog):
-    """Only a checkpoint may hold it: in a file, or as an option, it is refused."""
-    content, path = torch.load(checkpoint, weights_only=True), tmp_path / "older.pth"
-    config = content["config"].replace("DISTANCE: shared", "DISTANCE: pairs")
-    torch.save(content | {"config": config}, path)
-    assert config != content["config"]
-    assert demo_sdtps.load(path).cfg.TEST.CROSS_MODAL_DISTANCE == "shared"
-    warning = (
-        f"TEST.CROSS_MODAL_DISTANCE in the checkpoint {path} is 'pairs', which is no longer offered"
-    )
-    assert caplog.text.count(warning) == 1
-    caplog.clear()
-    name = "TEST.CROSS_MODAL_DISTANCE"
-    assert demo_sdtps.load(path, name, "all").cfg.TEST.CROSS_MODAL_DISTANCE == "all"
-    assert "no longer" not in caplog.text
-    assert "must be 'all' or 'shared'" in refusal(test_net.main, "--weight", path, name, "pairs")
-    (tmp_path / "run.yml").write_text(config)
-    with pytest.raises(UserError, match="must be 'all' or 'shared'"):
-        load_cfg(tmp_path / "run.yml")
 
 
 def test_checkpoints_of_the_other_kind_are_reported(refusal, checkpoint, seps_checkpoint):

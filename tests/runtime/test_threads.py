@@ -1,10 +1,7 @@
-"""The number of threads and how they wait: by affinity, quota and load, never over the user's own setting."""
+"""The number of threads: by affinity and quota, never over the user's own setting."""
 
 import json
 import os
-import subprocess
-import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,21 +12,6 @@ from demo_sdtps.runtime import threads
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
-COMMAND = "from demo_sdtps.config.cli import run\nrun(lambda: None)"
-PRINTED = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"
-
-
-@contextmanager
-def busy_neighbours(count):
-    """Context manager: `count` single-threaded processes compute without end."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
 
 @pytest.mark.parametrize(
     ("files", "cores"),
@@ -37,12 +19,10 @@ def busy_neighbours(count):
         ({"cpu.max": "150000 100000"}, 1.5),
         ({"cpu.max": "max 100000"}, 1e6),
         ({}, 1e6),
-        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
     ],
     ids=str,
 )
 def test_the_quota_of_a_container(tmp_path, files, cores):
-    (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
     assert threads.cpu_quota(tmp_path) == cores
@@ -59,24 +39,8 @@ def test_processes_of_torchrun_share_the_cores(monkeypatch):
     assert threads.cpu_cores() == 3
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the load is read from /proc")
-def test_threads_wait_passively_beside_busy_processes_unless_the_user_says_otherwise():
-    names = {name for name in os.environ if not name.startswith(("OMP_", "GOMP_"))}
-    clean = {name: os.environ[name] for name in names}
-    with busy_neighbours(os.cpu_count()):
-        # a host decides for itself
-        for start, environment, expected in (
-            (COMMAND, {}, "PASSIVE"),
-            (COMMAND, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
-            ("import demo_sdtps", {}, "None"),
-        ):
-            program = [sys.executable, "-c", f"{start}\n{PRINTED}"]
-            printed = subprocess.check_output(program, env=clean | environment, text=True)
-            assert printed.strip() == expected
-
-
 def test_the_number_of_a_quota_is_not_the_users(monkeypatch):
-    for name in (threads.THREADS, threads.OURS, threads.WAITING, "WORLD_SIZE"):
+    for name in (threads.THREADS, threads.OURS, "WORLD_SIZE"):
         monkeypatch.setenv(name, "")  # so that it is as before afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(threads, "cpu_quota", lambda: 1.0)

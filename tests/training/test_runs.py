@@ -98,8 +98,8 @@ def test_log_and_tensorboard_tell_what_metrics_tell(run_folder):
     assert (
         "48 train" in log
         and "random weights" in log
-        and "epoch 0 (before training)" in log
-        and "epoch 2" in log
+        and "evaluation after epoch 0" in log
+        and "evaluation after epoch 2" in log
     )
     board = EventAccumulator(str(run_folder))
     board.Reload()
