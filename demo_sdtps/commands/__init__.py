@@ -29,8 +29,7 @@ COMMANDS = {
     "check": ("check_data", "counts of a data set beside the expected ones"),
     "convert": ("convert_checkpoint", "a checkpoint in DeMo's names, in ours, or as a backbone"),
 }
-"""By name: the module here, with the function that is not its `main`, and what the command does; the first of two words names a
-group."""
+"""By name: the module here, with the function that is not its `main`, and what it does; two words are one of a group."""
 
 
 def call(name: str) -> None:

@@ -23,8 +23,9 @@ def main() -> None:
     folder = find_reader(cfg).folder_in(Path(cfg.DATASETS.ROOT_DIR))
     findings = check_triplets(cfg, arguments.decode)
     if cfg.MODEL.PRETRAIN_PATH_T == HUB:
-        text = f"Training downloads weights (MODEL.PRETRAIN_PATH_T {HUB}); {SCRATCH}."
-        findings["warnings"].append(text)
+        findings["warnings"].append(
+            f"Training downloads weights (MODEL.PRETRAIN_PATH_T {HUB}); {SCRATCH}."
+        )
     report_findings(arguments, cfg, findings, folder)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from demo_sdtps.config import UserError, cli
 
 NAMINGS = {"demo": "DeMo's", "ours": "our"}
-BACKBONE = "backbone"
 
 
 def main() -> None:
@@ -18,8 +17,7 @@ def main() -> None:
     )
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
     cli.add_output(parser, "output", ".pth", metavar="OUT.pth", help="checkpoint to write")
-    targets = (*NAMINGS, BACKBONE)
-    parser.add_argument("--to", choices=targets, required=True, help="names in OUT, or backbone")
+    parser.add_argument("--to", choices=(*NAMINGS, "backbone"), required=True, help="what to write")
     arguments = cli.read_arguments(parser)
     from demo_sdtps.modeling.checkpoints.loading import read_checkpoint, save_whole
     from demo_sdtps.modeling.checkpoints.names import backbone_weights, to_demo, unknown_names
@@ -27,28 +25,25 @@ def main() -> None:
     output, content = arguments.output, read_checkpoint(arguments.input)
     if output.exists() and output.samefile(content.path):
         raise UserError(f"The output {output} is the checkpoint to read; choose another.")
-    if arguments.to == BACKBONE:
+    if arguments.to == "backbone":
         weights = backbone_weights(content.model, arguments.input)
         save_whole(weights, output)
         cli.print_lines(
             f"Wrote {len(weights)} tensors of the backbone, to start from with MODEL.PRETRAIN_PATH_T {output}"
         )
         return
-    if content.has_demo_names == (arguments.to == "demo"):
+    is_demo = arguments.to == "demo"
+    if content.has_demo_names == is_demo:
         raise UserError(
             f"The weights {arguments.input} have {NAMINGS[arguments.to]} names already, so there is nothing to "
             f"convert; give --to {'ours' if content.has_demo_names else 'demo'} or use the file as it is."
         )
-
-    weights = to_demo(content.model) if arguments.to == "demo" else content.model
+    weights = to_demo(content.model) if is_demo else content.model
     about = {"num_class": content.num_class, "camera_num": content.camera_num}
-    save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
+    save_whole(weights if is_demo else {"model": weights, **about}, output)
     cli.print_lines(
         f"Wrote {len(weights)} tensors under {NAMINGS[arguments.to]} names to {output}: {content.num_class} identities, "
         f"{content.camera_num} cameras"
     )
     if unknown := unknown_names(content.model):
-        cli.print_lines(
-            f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
-            f"{', …' if len(unknown) > 5 else ''}"
-        )
+        cli.print_lines(f"No part of a model here, under their own names: {', '.join(unknown)}")

@@ -1,12 +1,10 @@
 """Commands that inspect a trained model or a run: analyse, report, draw …, slim-curve and flops."""
 
 import argparse
-from pathlib import Path
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.config.common import EMBEDDING_METHODS
-from demo_sdtps.config.load import StoredText
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 
@@ -15,14 +13,13 @@ CLASSES, CAMERAS = 171, 4  # RGBNT201's
 
 def analyse() -> None:
     parser = flags.config_parser(
-        "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities and of every set of "
-        "modalities against every other, average precision of every query and identity, mAP by camera of the query and of the "
-        "gallery, rank lists, the worst queries, distances of positives and negatives, and the features in two dimensions "
-        "(PCA, t-SNE). docs/getting_started.md describes the file."
+        "Write the numbers behind an evaluation: mAP and Rank-1/5/10 by missing modalities, by camera, and of any modalities "
+        "against any, average precision of every query and identity, rank lists, the worst queries, distances of positives "
+        "and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file."
     )
     flags.add_return_pattern(parser, "features that are analysed")
     cli.add_output(parser, "--json", ".json", required=True, help="write the numbers to this file")
-    add_limits(parser, "the file")
+    add_limits(parser)
     arguments, cfg = flags.parse(parser)
     check_extra("demo-sdtps analyse", "report", {"sklearn": "scikit-learn"})
     from demo_sdtps.evaluation.extraction import load_any_model_and_data
@@ -37,11 +34,10 @@ def analyse() -> None:
     cli.print_lines(caption, missing_table(content["cases"]), arguments.json)
 
 
-def add_limits(parser: argparse.ArgumentParser, where: str) -> None:
+def add_limits(parser: argparse.ArgumentParser) -> None:
     """Add the flags that bound the size of a file."""
-    lists = f"rank lists in {where}: the worst, and a spread of others"
-    cli.add_count(parser, "--queries", 500, lists)
-    cli.add_count(parser, "--points", 1000, f"samples in the scatter plots of {where}")
+    cli.add_count(parser, "--queries", 500, "rank lists: the worst, and a spread of others")
+    cli.add_count(parser, "--points", 1000, "samples in the scatter plots")
 
 
 def report() -> None:
@@ -52,9 +48,9 @@ def report() -> None:
         weight="",
     )
     run = "the OUTPUT_DIR of a training"
-    flags.add_stored(parser, "--run", "DIR", run, "OUTPUT_DIR", read_config, several=True)
+    flags.add_stored(parser, "--run", "DIR", run, "OUTPUT_DIR", "last.pth")
     cli.add_output(parser, "--html", ".html", help="write a page for browsers to this file")
-    add_limits(parser, "the page")
+    add_limits(parser)
     cli.add_count(parser, "--thumbnails", 1200, "triplets whose images the page has, 7 kB each")
     flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
@@ -63,12 +59,6 @@ def report() -> None:
 
     report_runs(arguments, cfg)
     print_left_out()
-
-
-def read_config(run: Path) -> StoredText:
-    from demo_sdtps.reports.run_report import run_config
-
-    return run_config(run)
 
 
 def draw_tokens() -> None:
@@ -123,24 +113,21 @@ def draw_embedding() -> None:
     cli.add_picture(parser, "embedding.png")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
-    from demo_sdtps.evaluation.analysis import check_points, embed
+    from demo_sdtps.evaluation.analysis import check_points
     from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
-    from demo_sdtps.evaluation.protocol import normalise
     from demo_sdtps.reports.figures import draw_embedding, spread
 
     model, splits = load_any_model_and_data(cfg)
     samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
     check_points(len(chosen))
-    (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
-    normalised = normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy()
-    points = embed(normalised, arguments.method, cfg.SOLVER.SEED)
-    cli.print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))
+    (patterns,) = extract_features(cfg, model, test_loader(cfg, chosen))
+    features, method = patterns[cfg.TEST.RETURN_PATTERN], arguments.method
+    cli.print_lines(draw_embedding(cfg, features, chosen, method, arguments.output))
 
 
 def draw_curves() -> None:
-    description = "Draw loss, accuracy, mAP and Rank-1 over the epochs of a run."
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description="Draw loss, accuracy and mAP of a run's epochs.")
     cli.add_path(parser, "--run", "DIR", "OUTPUT_DIR of a training")
     cli.add_picture(parser, "curves.png")
     arguments = cli.read_arguments(parser)
@@ -200,26 +187,24 @@ def share(text: str) -> float:
 
 def flops() -> None:
     """Beside the cost of HDM's shortcut is that of its reference formulation, in which published figures count."""
-    description = "Print the trainable parameters and GMACs of one triplet, per part and in total."
-    parser = flags.config_parser(description)
-    of_weights = "default: as in the checkpoint, without one"
-    cli.add_count(parser, "--num_class", None, f"training identities ({of_weights} {CLASSES})")
-    cli.add_count(parser, "--camera_num", None, f"cameras ({of_weights} {CAMERAS})")
+    parser = flags.config_parser("Print the trainable parameters and GMACs of a triplet, by part.")
+    without = "default: the checkpoint's, without one"
+    cli.add_count(parser, "--num_class", None, f"training identities ({without} {CLASSES})")
+    cli.add_count(parser, "--camera_num", None, f"cameras ({without} {CAMERAS})")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.evaluation.operations import operations_table
     from demo_sdtps.modeling import make_model
     from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 
-    checkpoint = read_checkpoint(cfg.TEST.WEIGHT) if cfg.TEST.WEIGHT else None
-    classes, cameras = CLASSES, CAMERAS
-    if checkpoint:
+    classes, cameras, checkpoint = CLASSES, CAMERAS, None
+    if cfg.TEST.WEIGHT:
+        checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
         classes, cameras = checkpoint.num_class, checkpoint.camera_num
     classes, cameras = arguments.num_class or classes, arguments.camera_num or cameras
-    height, width = cfg.INPUT.SIZE_TEST
-    model = make_model(cfg, classes, cameras).eval()
+    size, model = "×".join(map(str, cfg.INPUT.SIZE_TEST)), make_model(cfg, classes, cameras).eval()
     if checkpoint:
         load_weights(model, checkpoint)  # refuses a configuration or numbers that are not its own
     cli.print_lines(
-        f"{cfg.MODEL.TRANSFORMER_TYPE}, one triplet of {height}×{width}, {classes} classes, {cameras} cameras",
+        f"{cfg.MODEL.TRANSFORMER_TYPE}, one triplet of {size}, {classes} classes, {cameras} cameras",
         *operations_table(cfg, model),
     )

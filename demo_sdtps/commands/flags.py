@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,11 @@ def config_parser(
     schema: Schema = DEMO_SCHEMA,
     *,
     weight: str = "a checkpoint",
-    several: bool = False,
     images: bool = False,
     data: bool = True,
 ) -> ArgumentParser:
     """Parser of a configuration, by its name or --config_file, and of KEY VALUE pairs, which override it. `weight` says what
-    --weight is, or several of it, whose configuration is used where none is named, '' for no such flag; with `images` there are
+    --weight is, whose configuration is used where none is named, '' for no such flag; with `images` there are
     --images and --modality, for own images without labels as the data; without `data` there is no --data."""
     parser = ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, stored=None)
@@ -78,7 +77,7 @@ def config_parser(
             f"table, which is seen (docs/own_data.md; equivalent to {ROOT}, {NAMES})",
         )
     if weight:
-        add_stored(parser, "--weight", "W", weight, WEIGHT, _read_checkpoint, several)
+        add_stored(parser, "--weight", "W", weight, WEIGHT)
     parser.add_argument(
         "--keys",
         metavar="TEXT",
@@ -97,54 +96,44 @@ def config_parser(
     return parser
 
 
-def training_parser(
-    description: str, example: str, schema: Schema = DEMO_SCHEMA, weight: str = ""
-) -> ArgumentParser:
-    """Parser of a training's command; `example` is its arguments, `weight` what --weight is."""
+def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA) -> ArgumentParser:
+    """Parser of a training's command; `example` is its arguments."""
     parser = config_parser(
         f"{description} OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard "
         "scalars, last.pth and best.pth. RESUME auto continues it.",
         f"example: %(prog)s {example}",
         schema,
-        weight=weight,
+        weight="a checkpoint to start from" if TEACHER in schema.by_name else "",
     )
-    epochs = "epochs of training (equivalent to the key SOLVER.MAX_EPOCHS)"
-    parser.add_argument("--epochs", dest="SOLVER.MAX_EPOCHS", metavar="N", help=epochs)
+    add_key(parser, "--epochs", "SOLVER.MAX_EPOCHS", "epochs of training", metavar="N")
     add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files, no other")
-    # Passed by old versions of torch.distributed.launch; the environment has it too.
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    if TEACHER in schema.by_name:
+        logits = "a checkpoint whose logits the model follows, as distillation does"
+        add_key(parser, "--teacher", TEACHER, logits, metavar="W")
+        parser.add_argument(
+            "--from",
+            dest="start",
+            metavar="W",
+            help="a checkpoint that is both start and teacher, such as DeMo's for DeMo_Slim; a configuration without its "
+            "folder is that for its data, which it is trained on, and has its backbone (equivalent to "
+            f"{WEIGHT} and {TEACHER})",
+        )
     return parser
 
 
 def add_stored(
-    parser: ArgumentParser,
-    flag: str,
-    metavar: str,
-    meaning: str,
-    key: str,
-    read: Callable[[Path], StoredText],
-    several: bool = False,
+    parser: ArgumentParser, flag: str, metavar: str, meaning: str, key: str, file: str = ""
 ) -> None:
-    """Add a flag, equivalent to a `key`, for what holds a configuration, which is `read` from the first where none is named."""
-    action, text = "append" if several else "store", f"{meaning} (equivalent to the key {key})"
-    parser.add_argument(flag, dest=key, metavar=metavar, action=action, help=text)
-    parser.set_defaults(stored=(f"{flag} {meaning}", key, read))
-
-
-def _read_checkpoint(path: Path) -> StoredText:
-    from demo_sdtps.modeling.checkpoints.loading import stored_config
-
-    return stored_config(path)
+    """Add a flag, equivalent to a `key`, for a checkpoint, whose configuration is used where none is named, or with `file` for
+    folders of runs, where a file of this name is that of the first."""
+    add_key(parser, flag, key, meaning, metavar=metavar, action="append" if file else "store")
+    parser.set_defaults(stored=(f"{flag} {meaning}", key, file))
 
 
 def add_return_pattern(parser: ArgumentParser, features: str) -> None:
     """Add the flag --return_pattern; `features` says what becomes of them."""
-    parser.add_argument(
-        "--return_pattern",
-        dest="TEST.RETURN_PATTERN",
-        choices=[str(pattern) for pattern in RETURN_PATTERNS],
-        help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)",
-    )
+    meaning, choices = f"{features}: 1 original, 2 enhanced, 3 both", [*map(str, RETURN_PATTERNS)]
+    add_key(parser, "--return_pattern", "TEST.RETURN_PATTERN", meaning, choices=choices)
 
 
 def add_modality(parser: ArgumentParser) -> None:
@@ -159,32 +148,17 @@ def add_modality(parser: ArgumentParser) -> None:
     )
 
 
+def add_key(parser: ArgumentParser, flag: str, key: str, meaning: str, **options: Any) -> None:
+    """Add a flag that sets a key, to True without `options` of argparse."""
+    options = options or {"action": "store_const", "const": "True"}
+    text = f"{meaning} (equivalent to the key {key})"
+    parser.add_argument(flag, dest=key, help=text, **options)
+
+
 def add_skip_unreadable(parser: ArgumentParser) -> None:
     """Add the flag --skip_unreadable."""
-    parser.add_argument(
-        "--skip_unreadable",
-        dest="DATASETS.SKIP_UNREADABLE",
-        action="store_const",
-        const="True",
-        help="go on without unreadable images; list them at the end (equivalent to the key DATASETS.SKIP_UNREADABLE)",
-    )
-
-
-def add_teacher(parser: ArgumentParser) -> None:
-    """Add the flags --teacher and --from."""
-    parser.add_argument(
-        "--teacher",
-        dest=TEACHER,
-        metavar="W",
-        help=f"a checkpoint whose logits the model follows (distillation; equivalent to the key {TEACHER})",
-    )
-    parser.add_argument(
-        "--from",
-        dest="start",
-        metavar="W",
-        help="a checkpoint that is both start and teacher, such as DeMo's for DeMo_Slim; a configuration without its folder is "
-        f"that for its data, which it is trained on, and has its backbone (equivalent to {WEIGHT} and {TEACHER})",
-    )
+    what = "go on without unreadable images; list them at the end"
+    add_key(parser, "--skip_unreadable", "DATASETS.SKIP_UNREADABLE", what)
 
 
 def complete_word(parser: ArgumentParser, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
@@ -210,7 +184,7 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     if words and not arguments.config_file and not is_key(words[0], schema):
         name, *words = words
         if start and "/" not in name and not config_path(Path(name)).is_file():
-            stored: dict[str, Any] = flatten(load_cfg(_read_checkpoint(Path(start))))
+            stored: dict[str, Any] = flatten(load_cfg(_stored(Path(start))))
             if data:  # in another place
                 stored = {key: stored[key] for key in stored if key not in (ROOT, NAMES)}
             else:
@@ -242,14 +216,20 @@ def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> Stor
     """The configuration that a checkpoint holds, or a run."""
     flag = ""
     if arguments.stored:
-        flag, key, read = arguments.stored
+        flag, key, file = arguments.stored
         if key in pairs:
-            return read(Path(pairs[key]))
+            return _stored(Path(pairs[key]) / file)
         flag = f"give {flag}, which contains one, "
     name = arguments.schema.example.removeprefix("configs/").removesuffix(".yml")
     raise UserError(
         f"There is no configuration: name one, such as {name}, {flag}or give --config_file a YAML file."
     )
+
+
+def _stored(path: Path) -> StoredText:
+    from demo_sdtps.modeling.checkpoints.loading import stored_config
+
+    return stored_config(path)
 
 
 @contextmanager

@@ -7,9 +7,7 @@ def main() -> None:
     parser = flags.training_parser(
         "Train a model and evaluate it as it learns.",
         "Synthetic/DeMo_Slim --data data --epochs 2 OUTPUT_DIR runs/short",
-        weight="a checkpoint to start from",
     )
-    flags.add_teacher(parser)
     flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.datasets.images import print_left_out

@@ -23,7 +23,7 @@ from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
 from demo_sdtps.evaluation import analysis, tables
 from demo_sdtps.evaluation.extraction import encode_cases
-from demo_sdtps.evaluation.protocol import TestData, exclude_key, ranked_distances
+from demo_sdtps.evaluation.protocol import TestData, exclude_key, normalise, ranked_distances
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
@@ -164,9 +164,11 @@ def draw_ranks(
 
 
 def draw_embedding(
-    cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path
+    cfg: CfgNode, features: torch.Tensor, samples: Sequence[Sample], method: str, path: Path
 ) -> Path:
-    """A panel of the points (n, 2) of the samples, by identity, and one by camera; or, without labels, one by modalities."""
+    """A panel of the features (n, D) of the samples as points of a plane, by identity, and one by camera; or, without labels,
+    one by modalities."""
+    points = analysis.embed(normalise(cfg, features).numpy(), method, cfg.SOLVER.SEED)
     labels: dict[str, list[Any]] = {
         "identity": [sample.identity for sample in samples],
         "camera": [sample.camera + 1 for sample in samples],  # as in file names

@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, load_cfg, with_values
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import EMBEDDING_METHODS
-from demo_sdtps.config.load import StoredText, flatten
+from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets.images import parallel
 from demo_sdtps.evaluation import analysis, protocol, tables
 from demo_sdtps.evaluation.extraction import (
@@ -64,7 +64,7 @@ def report_runs(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     runs = [load_run(cfg)]
     folders = vars(arguments)["OUTPUT_DIR"] or []
     for folder in folders[1:]:  # all before the first is evaluated, which may take long
-        config = arguments.config_file or run_config(Path(folder))
+        config = arguments.config_file or stored_config(Path(folder) / LAST)
         runs.append(load_run(load_cfg(config, [*arguments.opts, "OUTPUT_DIR", folder])))
     if arguments.html:
         results = analyse(runs[0].cfg, runs[0].model, runs[0].data, arguments)
@@ -100,12 +100,6 @@ def evaluated_run(folder: Path) -> list[dict[str, Any]]:
             "training."
         )
     return records
-
-
-def run_config(folder: Path) -> StoredText:
-    """The configuration of a finished run."""
-    evaluated_run(folder)
-    return stored_config(folder / LAST)
 
 
 def analyse(

@@ -98,7 +98,6 @@ def test_a_slimmed_model_starts_from_a_dense_one(place, monkeypatch, words, conf
     stored = load_cfg(CONFIG, START)
     weights = str(checkpoint_file(place / "w.pth", stored))
     parser = flags.training_parser("", "")
-    flags.add_teacher(parser)
     monkeypatch.setattr(sys, "argv", ["x", *words.split(), "--from", weights])
     arguments, cfg = flags.parse(parser)
     assert arguments.config_file == str(config)
@@ -116,8 +115,7 @@ def test_the_teacher_of_a_checkpoint_is_not_that_of_a_training_which_starts_from
     """With the checkpoint's own configuration."""
     weights = str(checkpoint_file(place / "w.pth", load_cfg(CONFIG, ("MODEL.TEACHER", "gone.pth"))))
     for words, teacher in (((), ""), (("--teacher", "other.pth"), "other.pth")):
-        parser = flags.training_parser("", "", weight="a checkpoint")
-        flags.add_teacher(parser)
+        parser = flags.training_parser("", "")
         monkeypatch.setattr(sys, "argv", ["x", "--weight", weights, *words])
         assert teacher == flags.parse(parser)[1].MODEL.TEACHER
 
