@@ -116,7 +116,8 @@ def draw_curves(records: list[dict[str, Any]], path: Path) -> Path:
     accuracy = left.twinx()
     accuracies = [100 * record["accuracy"] for record in trained]
     accuracy.plot(epochs, accuracies, "--", color=COLOURS["plain"], marker=".")
-    accuracy.set(ylim=(0, 100), ylabel="training accuracy (%, dashed)")
+    accuracy.set_ylim(0, 100)
+    accuracy.set_ylabel("training accuracy (%, dashed)", color=COLOURS["plain"])
     accuracy.grid(False)
 
     tested = tables.evaluated_records(records)

@@ -12,7 +12,6 @@ from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 from demo_sdtps.commands import check_data
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, find_config
-from demo_sdtps.datasets import READERS
 from demo_sdtps.reports.data import published_counts
 from seps import commands as seps
 
@@ -65,16 +64,6 @@ def test_weights_that_training_downloads_are_told(check, tiny_root, source):
     assert load_cfg(find_config(name, None, [], DEMO_SCHEMA)).MODEL.PRETRAIN_PATH_T == "none"
 
 
-def test_the_published_counts_are_those_of_the_document():
-    text = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
-    counts = READERS["RGBNT201"].published
-    row = "{identities} training identities ({triplets:,} triplets), ".format(**counts["train"])
-    row += "{identities} test identities ({triplets} triplets), ".format(**counts["query"])
-    assert (
-        counts["query"] == counts["gallery"]
-        and f"{row}{counts['all']['cameras']} cameras |" in text
-    )
-    assert [name for name, reader in READERS.items() if reader.published] == ["RGBNT201"]
 
 
 def test_synthetic_data_beside_a_real_set_do_not_count_for_it(tiny_root, tmp_path):

@@ -23,19 +23,6 @@ EVERY = sorted(
 )
 
 
-@pytest.mark.parametrize("program", [*EVERY, *COMMANDS])
-def test_help(command, program):
-    main = partial(runpy.run_path, str(ROOT / program), run_name="__main__")
-    words = () if program in EVERY else program.split()
-    code, stdout, stderr = command(main if program in EVERY else dispatch, *words, "--help")
-    assert code == 0 and not stderr and stdout.startswith("usage: ")
-    # One flag, with one description in every command that writes a file; runs are replaced otherwise, studies go on.
-    if program != "study" and ("--json" in stdout or "--output" in stdout):
-        assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(
-            stdout.split()
-        )
-
-
 @pytest.mark.parametrize(("words", "is_chosen"), [(["--keys", "sdtps"], True), (["--keys"], False)])
 def test_keys_are_printed(command, words, is_chosen):
     code, stdout, stderr = command(train_net.main, *words)
@@ -61,7 +48,7 @@ for start in [*(f"{{start}} --help" for start in starts), "train_net.py --keys s
     sys.argv = start.split()
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
         runpy.run_path(sys.argv[0], run_name="__main__")
-    results[start] = [len(said.getvalue()) > 100, "torch" in sys.modules]
+    results[start] = [said.getvalue().startswith(("usage: ", "MODEL.")), "torch" in sys.modules]
 print(json.dumps(results))
 """)
     done = subprocess.run(

@@ -198,13 +198,3 @@ def test_imports_go_one_way(folder, names, pattern):
             for other in set(re.findall(pattern, path.read_text("utf-8"), re.M)) & set(names):
                 assert names.index(other) <= names.index(name), path
                 assert (name, other) != ("modeling", "datasets"), path
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_features_of_own_images_need_no_command_line():
-    program = """
-import sys
-from demo_sdtps import Extractor, load
-print([name for name, module in sys.modules.items() if name.startswith("demo_sdtps") and hasattr(module, "argparse")])"""
-    assert python("-c", program, cwd=ROOT).stdout.split() == ["[]"]
