@@ -64,8 +64,6 @@ def test_weights_that_training_downloads_are_told(check, tiny_root, source):
     assert load_cfg(find_config(name, None, [], DEMO_SCHEMA)).MODEL.PRETRAIN_PATH_T == "none"
 
 
-
-
 def test_synthetic_data_beside_a_real_set_do_not_count_for_it(tiny_root, tmp_path):
     WRITERS["RGBNT201"](tmp_path)
     shutil.copytree(tiny_root, tmp_path / "synthetic")
