@@ -78,8 +78,8 @@ def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
     count = len({sample.identity for sample in splits[VALIDATION]})
     values: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
     labelled = dict(label_distances(cfg, make_extractor(cfg), samples))[3]
-    for sets, *sides in labelled.set_pairs():
-        kind = "complete" if sets == COMPLETE else "other sets"
+    for pair, *sides in labelled.set_pairs():
+        kind = "complete" if pair == COMPLETE else "other sets"
         draw = np.random.default_rng(0)
         either = sides[0] | sides[1]
         for _ in range(SPLIT_COUNT):
@@ -105,7 +105,7 @@ def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
                 columns |= {"false within 0.5 to 2": is_near, "true": true}
                 for what, value in columns.items():
                     values[name][what].append(value)
-                values[name][sets].append(false)
+                values[name][pair].append(false)
     content = {}
     for name, columns in values.items():
         sets = [columns.pop(one) for one in [*columns] if ", " in one]
