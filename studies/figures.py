@@ -1,18 +1,14 @@
 """Figures of docs/results.md, of a study's result: accuracy against costs, and over the training."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-
-from matplotlib.patheffects import withStroke
 
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, np, plt, save
 from studies.report import COSTS, TIMES, final_metric, seed_count
 
 STEP = TIMES[1]
-GAP = 8.0  # pixels between a point and its name
 
 
 def _panels(count: int) -> tuple[Any, Any]:
@@ -53,15 +49,11 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
         f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
     )
     _finish(figure, axes, result, f"{title}{seed_count(result)})")
-    for axis, what in zip(axes, names, strict=True):  # now that the limits are known
-        ends = [
-            (cost, mean, setting or family)
-            for family, points in curves[what].items()
-            for cost, mean, _, setting in points
-        ]
-        if ends:
-            places = np.array([(cost, mean) for cost, mean, _ in ends])
-            name_points(axis, places, [name for *_, name in ends])
+    for axis, what in zip(axes, names, strict=True):
+        for family, points in curves[what].items():
+            for cost, mean, _, setting in points:
+                style = {"textcoords": "offset points", "fontsize": 7}
+                axis.annotate(setting or family, (cost, mean), xytext=(5, 4), **style)
     save(figure, path)
 
 
@@ -114,45 +106,3 @@ def dark() -> AbstractContextManager:
     """Figures made in it are for dark pages: light text, and nothing behind."""
     style: dict[Any, Any] = {**plt.style.library["dark_background"], "savefig.transparent": True}
     return plt.rc_context(style | {"axes.prop_cycle": plt.rcParams["axes.prop_cycle"]})
-
-
-def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str]) -> None:
-    """Name the points (n, 2) of an axis beside them: labels move up where they would cover each other, with lines to their
-    points. To be called when all else is drawn."""
-    line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
-    halo = [withStroke(linewidth=2, foreground=plt.rcParams["axes.facecolor"])]
-    style: dict[str, Any] = {
-        "fontsize": 7,
-        "path_effects": halo,
-        "arrowprops": line,
-        "ha": "center",
-        "va": "center",
-    }
-    pairs = zip(names, points, strict=True)
-    texts = [axis.annotate(name, point, point, **style) for name, point in pairs]
-    axis.figure.canvas.figure.draw_without_rendering()
-    sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
-    starts = axis.transData.transform(points)
-    # to the right, where there is room, and above the curve through the points
-    widths = GAP + sizes[:, 0]
-    fits = starts[:, 0] + widths < axis.bbox.x1
-    beside = np.where(fits, widths, -widths) / 2
-    beginnings = starts + np.stack([beside, np.full(len(sizes), GAP)], axis=1)
-    places = apart(beginnings, sizes, starts)
-    for text, start, place in zip(texts, beginnings, places, strict=True):
-        text.set_position(tuple(axis.transData.inverted().transform(place)))
-        text.arrow_patch.set_visible(place[1] - start[1] > 8)  # type: ignore[union-attr]  # it has one
-        text.set_in_layout(False)  # which would move the axis under the labels
-
-
-def apart(centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square at `fixed`."""
-    order = len(fixed) + centres[:, 1].argsort(kind="stable")
-    centres = np.concatenate([fixed, centres])
-    sizes = np.concatenate([np.full_like(fixed, 10), sizes])
-    done = np.arange(len(centres)) < len(fixed)
-    for place in order:
-        while (abs(centres - centres[place]) < (sizes + sizes[place]) / 2).all(axis=1)[done].any():
-            centres[place, 1] += 1
-        done[place] = True
-    return centres[len(fixed) :]
