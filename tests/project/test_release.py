@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from commands import ROOT, checkpoint_file, cli_args_for
+from commands import ROOT, cli_args_for
 
 import demo_sdtps
-from demo_sdtps.config import load_cfg
 
 SITE = Path(torch.__file__).resolve().parents[1]
 VERSION = demo_sdtps.__version__
@@ -81,12 +80,12 @@ def test_the_archives_hold_the_package_alone(checkout):
     assert archive.name == f"demo_sdtps-{VERSION}.tar.gz"
     assert {parts[0] for parts in names if parts} == {
         *("LICENSE", "PKG-INFO", "README.md", "configs", "demo_sdtps", "demo_sdtps.egg-info"),
-        *("pyproject.toml", "setup.cfg", "setup.py"),
+        *("pyproject.toml", "seps", "setup.cfg", "setup.py"),
     }
     with zipfile.ZipFile(wheel) as content:
         content.extractall(checkout / "wheel")
         installed = {name for name in content.namelist() if ".dist-info/" not in name}
-    tracked = run("git", "ls-files", "demo_sdtps", "configs", cwd=ROOT).splitlines()
+    tracked = run("git", "ls-files", "demo_sdtps", "seps", "configs", cwd=ROOT).splitlines()
     packaged = {re.sub("^configs/", "demo_sdtps/configs/", name) for name in tracked}
     assert installed == packaged
     (metadata,) = distributions(path=[str(checkout / "wheel")])
@@ -100,46 +99,25 @@ def test_the_archives_hold_the_package_alone(checkout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["whl", pytest.param("tar.gz", marks=pytest.mark.soak)])
-def test_an_archive_runs_in_an_environment_of_its_own(checkout, kind, tiny_root, tmp_path):
+def test_a_wheel_runs_in_an_environment_of_its_own(checkout, tiny_root, tmp_path):
     """Without a download: a .pth file names the folder of the packages installed here as one of the new environment's, in which
     no .pth file is read, and so no editable installation."""
-    archives = sorted((checkout / "dist").glob(f"*.{kind}"))  # also that of vit_slim
+    wheels = sorted((checkout / "dist").glob("*.whl"))  # also that of vit_slim
     environment, place = tmp_path / "environment", tmp_path / "place"
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
     python = environment / "bin" / "python"
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(f"{SITE}\n")
     options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed")
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        *options,
-        *archives,
-        cwd=tmp_path,
-    )
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", *options)
+    run(*pip, *wheels, cwd=tmp_path)
     place.mkdir()
     program = environment / "bin" / "demo-sdtps"
     assert run(program, "--version", cwd=place).split()[-1] == VERSION
     words = cli_args_for(tiny_root, "SOLVER.MAX_EPOCHS", 1, config="Synthetic/DeMo_SDTPS.yml")
-    weights = checkpoint_file(place / "last.pth", load_cfg(words[1], words[2:]))
-    if kind == "whl":
-        run(program, "train", *words, "OUTPUT_DIR", "run", cwd=place)
-        weights = place / "run" / "last.pth"
-        assert run(program, "test", "--help", cwd=place).startswith("usage: demo-sdtps test ")
-    test = tiny_root / "RGBNT201" / "test"
-    for name, identities in {"gallery": "*", "query": "*_cam1_*"}.items():
-        for image in sorted(test.glob(f"RGB/{identities}")):
-            (place / name / "RGB").mkdir(parents=True, exist_ok=True)
-            (place / name / "RGB" / image.name).write_bytes(image.read_bytes())
-    folders = ("--gallery", "gallery", "--query", "query", "--csv", "hits.csv", "--top", "3")
-    run(program, "search", "--weight", weights, *folders, cwd=place)
-    queries = len([*(place / "query" / "RGB").iterdir()])
-    assert len((place / "hits.csv").read_text().splitlines()) == 1 + 3 * queries
+    run(program, "train", *words, "OUTPUT_DIR", "run", cwd=place)
+    assert (place / "run" / "last.pth").is_file()
+    assert "usage: " in run(python, "-m", "seps", "--help", cwd=place)
     dense, slimmed = map(int, run(python, "-c", SLIM, cwd=place).split())
     # of 196 patches 137, the class token and the extra one
     assert (dense, slimmed) == (197, 139)
