@@ -57,10 +57,10 @@ class Folders:
     def places(self, root: Path) -> dict[str, Path]:
         """The folder of each modality that there is one of in `root`; without any, `root` itself where a modality has no
         folder."""
-        places: dict[str, Path] = {}
-        for name, modality in sorted(self.by_name.items(), key=lambda item: item[0] == "."):
-            if (root / name).is_dir() and not (name == "." and places):
-                places.setdefault(modality, root / name)
+        pairs = reversed(self.by_name.items())  # those of `names` win
+        places = {m: root / name for name, m in pairs if name != "." and (root / name).is_dir()}
+        if not places and "." in self.by_name:
+            return {self.by_name["."]: root}
         return places
 
     def above(self, path: Path) -> tuple[Path, Path, str]:

@@ -76,30 +76,6 @@ def test_cameras_with_two_digits_in_the_layout_of_market_1501(tmp_path):
     assert "camera 1 is a piece of a number" in message and "c12s1_0" in message
 
 
-def test_the_layout_of_whu_mars(tmp_path):
-    """Images of one name are a triplet, others have one modality; cameras are numbers from 1."""
-    files = {
-        "train": ("RGB/0002_c1_7", "IR/0002_c1_7", "Thermal/0002_c1_7", "Thermal/1500_c11_0"),
-        "query": ("IR/0010_c6_1",),
-        "test": ("RGB/0010_c5_1", "Thermal/0010_c6_2"),
-    }
-    for folder, places in files.items():
-        for place in places:
-            save(tmp_path / folder / f"{place}.jpg", pixels(1, 1, "RGB", 16, 32))
-    cfg = load_cfg("Own/WHU_MARS.yml", ["DATASETS.ROOT_DIR", str(tmp_path)])
-    splits = read_splits(cfg)
-    actual = {
-        split: [(each.identity, each.camera_name, each.modalities) for each in samples]
-        for split, samples in splits.items()
-    }
-    assert actual == {
-        "train": [(2, "1", ("RGB", "NI", "TI")), (1500, "11", ("TI",))],
-        "query": [(10, "6", ("NI",))],
-        "gallery": [(10, "5", ("RGB",)), (10, "6", ("TI",))],
-    }
-    assert count_matched(cfg, splits["query"], splits["gallery"]) == 1
-
-
 def test_a_number_for_each_label():
     assert number_labels(["7", "012"]) == {"7": 7, "012": 12}
     assert number_labels(["7", "07", "b"]) == {"07": 0, "7": 1, "b": 2}
@@ -138,17 +114,6 @@ def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(UserError, match=expected):
         read_table(tmp_path / "x.csv")
-
-
-def test_a_blank_makes_no_other_person(tmp_path):
-    for name in "abcdef":
-        save(tmp_path / f"{name}.png", pixels(1, 1, "RGB", 16, 32))
-    lines = ["split,identity,camera,rgb,ni,ti", "train,1,1,a.png,,", "query, 7,1 ,b.png,,"]
-    lines += ["gallery,7 ,1, c.png,,", "gallery,7, 2,d.png , ,", "gallery, -1,3,e.png,,"]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    opts = ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", str(tmp_path / "t.csv")]
-    gallery = read_splits(load_cfg(None, opts))["gallery"]
-    assert [(one.identity, one.camera) for one in gallery] == [(7, 0), (7, 1)]
 
 
 def test_triplets_with_a_file_in_common_are_one_scene(tmp_path):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import chain
-from multiprocessing import active_children
 from pathlib import Path
 from traceback import clear_frames
 
@@ -18,7 +17,7 @@ import seps_tiny
 import torch
 from commands import ROOT, cli_args_for
 from launch import child_processes, wait_for
-from numeric import assert_close, shift_seed
+from numeric import assert_close
 from PIL import Image
 from torch.utils._pytree import tree_leaves
 from triplets import FIRST, PLAIN, SCALED, catch_message, config, cut_short, image_folder, normalise
@@ -158,36 +157,6 @@ def test_modalities_draw_each_for_itself(tiny_root, opts):
 
 
 @pytest.mark.parametrize(
-    ("rate", "expected", "error"), [("0", 0, 0), ("0.5", 550, 60), ("0.9", 788.4, 40)]
-)
-def test_modalities_are_dropped_at_the_rate_but_never_all(tiny_root, rate, expected, error):
-    """Of 400 triplets, to six standard errors: 1,200 · rate, without the triplets of which all were dropped, which keep one."""
-    cfg = config(tiny_root, "INPUT.MODALITY_DROPOUT", rate)
-    dataset = train_loader(cfg, read_splits(cfg, ("train",))["train"]).dataset
-    missing = [
-        [not image.any() for image in dataset[0, shift_seed(seed)][0]] for seed in range(400)
-    ]
-    assert not any(map(all, missing))
-    assert sum(map(sum, missing)) == pytest.approx(expected, abs=error)
-
-
-def test_evaluation_takes_all_samples_in_order(tiny_root):
-    cfg = config(tiny_root, "TEST.IMS_PER_BATCH", "5")
-    samples = read_splits(cfg, ("query",))["query"]
-    loaded = list(batches(test_loader(cfg, samples)))
-    assert [len(batch.labels) for batch in loaded] == [5] * 6 + [2]
-    labels, cameras = (
-        torch.cat([getattr(batch, name) for batch in loaded]) for name in ("labels", "cameras")
-    )
-    assert labels.tolist() == [sample.identity for sample in samples]
-    assert cameras.tolist() == [sample.camera for sample in samples]
-    for place, modality in enumerate(MODALITIES):
-        images = torch.cat([batch.images[modality] for batch in loaded])
-        expected = torch.stack([decode(sample.paths[place]) for sample in samples])
-        assert_close(images, normalise(expected), *SCALED)
-
-
-@pytest.mark.parametrize(
     ("make", "workers"),
     [(train_loader, "0"), (test_loader, "0"), (train_loader, "2"), (test_loader, "2")],
 )
@@ -219,20 +188,6 @@ def loading(root, *opts):
     """A training loader with two processes."""
     cfg = config(root, "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", *opts)
     return train_loader(cfg, read_splits(cfg, ("train",))["train"])
-
-
-@pytest.mark.slow
-def test_loading_processes_live_for_the_next_epoch_and_end_with_the_loader(
-    tiny_root, no_process_left
-):
-    loader, before = loading(tiny_root), set(active_children())
-    list(batches(loader))
-    workers = set(active_children()) - before
-    loaded = batches(loader)
-    next(loaded)
-    loaded.close()  # in the middle of an epoch
-    assert len(list(batches(loader))) == len(loader) and set(active_children()) - before == workers
-    del loaded, loader
 
 
 @pytest.mark.slow

@@ -8,14 +8,12 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from commands import checkpoint_file, squared_distances
+from commands import squared_distances
 from interrupted import prepared
 from layouts import pixels, save
 from numeric import generator, shift_seed
-from PIL import Image
 from ranking_cases import assert_same
 from tiny import CONFIG, ROOT
 
@@ -28,7 +26,6 @@ from demo_sdtps.datasets import SPLITS, Sample, camera_names, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
-from synthetic import commands as synthetic
 from tests.reference import ranking
 
 SIZE = (16, 32)
@@ -240,52 +237,6 @@ def read_commands(heading):
     text = (ROOT / "docs" / "own_data.md").read_text().split(heading, 1)[1]
     block = text.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
     return [shlex.split(line)[1:] for line in block.splitlines()]
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.parametrize("modalities", [MODALITIES, ("RGB", "TI")], ids="+".join)
-def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command, modalities):
-    """As docs/own_data.md has it, but for the application, with a small checkpoint of three modalities: thermal images in
-    hundredths of a kelvin, and a gallery half of which is RGB alone; also of data without a folder NI."""
-    monkeypatch.chdir(tmp_path)
-    sizes = "--identities 25 --test_identities 6 --images_per_camera 3 --height 32 --width 16 --workers 1"
-    synthetic.triplets(["--root", "drawn", *sizes.split()])
-    for folder in ("train_171", "test"):
-        for number, file in enumerate(sorted(Path("drawn/RGBNT201", folder, "RGB").iterdir())):
-            is_query = number % 3 == 0
-            split = "train" if folder == "train_171" else "query" if is_query else "gallery"
-            for modality in ("RGB",) if split == "gallery" and number % 2 else modalities:
-                place = Path("my_data", split, modality, f"{file.stem}.png")
-                image = Image.open(file.parents[1] / modality / file.name)
-                if modality == "TI":
-                    kelvin = 27815 + 12 * np.asarray(image.convert("L"), np.int32)
-                    image = Image.fromarray(kelvin.astype(np.uint16))
-                place.parent.mkdir(parents=True, exist_ok=True)
-                image.save(place)
-    Path("runs/demo").mkdir(parents=True)
-    opts = [*shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5]"), *TINY]
-    cfg = load_cfg(str(ROOT / "configs/Synthetic/DeMo_Slim.yml"), opts)
-    checkpoint_file(Path("runs/demo/best.pth"), cfg)
-    steps = read_commands("## From the demo to an answer")
-    mains = {
-        "check": check_data,
-        "train": train_net,
-        "calibrate": search.calibrate,
-        "search": search,
-    }
-    assert [name for name, *_ in steps] == [*mains]
-    printed = {}
-    for name, *words in steps:
-        main = getattr(mains[name], "main", mains[name])
-        code, printed[name], stderr = command(main, *words)
-        assert code == 0, stderr
-    every = " and ".join(modalities)
-    assert f"gallery: 24 triplets of {every}, 24 triplets of RGB\n" in printed["check"]
-    assert "chosen by the split validation" in Path("runs/tuned/log.txt").read_text()
-    page = Path("hits.html").read_text()
-    assert page.count("P = ") == 240
-    assert demo_sdtps.load("runs/tuned/best.pth").cfg.INPUT.RANGES == ["TI=27315:31315"]
 
 
 @pytest.mark.parametrize("name", ["folders", pytest.param("a table", marks=pytest.mark.slow)])

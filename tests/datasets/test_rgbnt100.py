@@ -8,11 +8,10 @@ import torch
 from layouts import write_rgbnt100
 from numeric import assert_close
 from PIL import Image
-from triplets import PLAIN, SCALED, config, normalise
+from triplets import SCALED, config, normalise
 
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.loaders import ImageDataset, batches, test_loader
-from demo_sdtps.datasets.transforms import PerModality, test_transform
+from demo_sdtps.datasets.loaders import batches, test_loader
 
 NAME = ("DATASETS.NAMES", "RGBNT100")
 
@@ -48,14 +47,3 @@ def test_batches_hold_the_three_parts(root, cache):
         expected = torch.stack([read_parts(sample.paths[0])[number] for sample in samples])
         actual = torch.cat([batch[modality] for batch in images])
         assert_close(actual, normalise(expected), *SCALED)
-
-
-def test_resizing_a_part_is_resizing_it_alone(root):
-    """No pixel of a neighbour comes in over the edge."""
-    cfg = config(root, *NAME, *PLAIN)
-    sample = read_splits(cfg, ("query",))["query"][0]
-    images = ImageDataset([sample.paths], [(0, 0)], PerModality(test_transform(cfg)), cache=False)[
-        0
-    ][0]
-    for image, pixels in zip(images, read_parts(sample.paths[0]), strict=True):
-        assert torch.equal(image, test_transform(cfg)(pixels))

@@ -5,10 +5,8 @@ from itertools import combinations
 
 import pytest
 import torch
-from triplets import catch_message, config, draw_epoch
+from triplets import draw_epoch
 
-from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
 
 COUNTS = {10: 4, 11: 9, 12: 2, 13: 1, 14: 12, 15: 5, 16: 8}
@@ -122,24 +120,3 @@ def test_shuffled_batches_take_each_sample_at_most_once(count, batch_size):
         assert len(indices) == count - count % batch_size
     # The rest is another one every epoch.
     assert len(left_out) > count % batch_size if count % batch_size else not left_out
-
-
-def test_shuffled_batches_mix_the_samples():
-    """Every sample comes in every place about as often."""
-    sampler = ShuffledBatchSampler(6, 3, seed=0)
-    places = Counter()
-    for epoch in range(600):
-        indices = [index for batch in draw_epoch(sampler, epoch) for index, _ in batch]
-        places.update(zip(indices, range(6), strict=True))
-    assert len(places) == 36 and min(places.values()) > 60 and max(places.values()) < 150
-
-
-def softmax_loader(root, *opts):
-    cfg = config(root, "DATALOADER.SAMPLER", "softmax", *opts)
-    return train_loader(cfg, read_splits(cfg, ("train",))["train"])
-
-
-def test_too_few_samples_for_a_shuffled_batch_are_reported(tiny_root):
-    message = catch_message(softmax_loader, tiny_root, "SOLVER.IMS_PER_BATCH", "49")
-    assert "has 48 triplets" in message and "SOLVER.IMS_PER_BATCH 49); lower it" in message
-    assert len(softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "48")) == 1

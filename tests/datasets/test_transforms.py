@@ -72,20 +72,6 @@ def test_the_same_draws_give_what_pillow_and_torchvision_give(tiny_root, size):
         assert (actual - expected).abs().max() < levels / 127.5 + tolerance(*SCALED, *SCALED)
 
 
-def test_an_image_in_either_memory_order_is_the_same(tiny_root):
-    """Decoded images lie pixel by pixel in memory."""
-    cfg = config(tiny_root, "INPUT.RE_PROB", "0.5")
-    for size in ((32, 16), (48, 40), (20, 33)):
-        image = random_image(*size)
-        by_pixel = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-        assert torch.equal(test_transform(cfg)(image), test_transform(cfg)(by_pixel))
-        actual = [
-            augment(TrainTransform(cfg), each, random.Random(shift_seed()))
-            for each in (image, by_pixel)
-        ]
-        assert torch.equal(*actual)
-
-
 @pytest.mark.parametrize("size", [(64, 32), (32, 64), (9, 7)])
 def test_the_same_draws_erase_what_timm_erases(size):
     """timm draws one number before, for whether to erase, then the rectangle as Zhong et al. (2020) do."""
