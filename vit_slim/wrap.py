@@ -253,8 +253,9 @@ class Slim(Slimming):
         kwargs: dict,
     ) -> Any:
         """The forward of block `index` of a tower, which is `dense` with arguments of these `names`."""
-        arguments, outputs = dict(zip(names, args, strict=False)) | kwargs, list[Any]()
+        arguments = dict(zip(names, args, strict=False)) | kwargs
         tower, tokens = self.towers[number], arguments.pop(names[0])
+        outputs: list[Any] = []
         if not isinstance(tokens, torch.Tensor) or tokens.ndim != 3:
             raise UserError(
                 f"{type(module).__name__} gets {getattr(tokens, 'shape', type(tokens).__name__)}, but slimming needs blocks of "
