@@ -84,14 +84,9 @@ def slim(
         check_stages(blocks, len(tower.blocks), "blocks", what)
     scores = _make_scores(score, len(blocks), {tower.patches.out_channels for tower in towers})
     shares = keep if operations is None else ()
-    attach(model, Slim(towers, blocks, shares, scores, merge, shared, operations), towers[0].home)
+    slimming = Slim(towers, blocks, shares, scores, merge, shared, operations)
+    slimming.attach(model, towers[0].home)
     return model
-
-
-def attach(model: nn.Module, slimming: Slim, home: nn.Module) -> None:
-    """Add the stages to a model, in place, in its mode and on its device; the scores' weights are in its module `home`."""
-    slimming.to(slimming.towers[0].patches.weight).train(model.training)
-    slimming.attach(model, home)
 
 
 def unslim(model: Model) -> Model:
@@ -145,7 +140,8 @@ def _make_scores(
             raise UserError(
                 f"score is {one!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score{nearest_name(one, SCORES)}."
             )
-    scores = [SCORES[one](min(widths), (0, 0)) if isinstance(one, str) else one for one in each]
+    make = lambda one: SCORES[one](min(widths), (0, 0)) if isinstance(one, str) else one  # noqa: E731
+    scores: list[Score] = list(map(make, each))
     if len(widths) > 1 and any(scorer.state_dict() for scorer in scores):
         raise UserError(
             f"score is {score!r}, whose weights are for tokens of one width, but the towers have "

@@ -146,7 +146,9 @@ class Slim(Slimming):
         )
 
     def attach(self, model: nn.Module, home: nn.Module) -> None:
-        """Become `model.slimming` and wrap the model; the weights of the scores are in the module `home` of the model."""
+        """Become `model.slimming`, in the model's mode and on its device, and wrap the model; the weights of the scores are in
+        its module `home`."""
+        self.to(self.towers[0].patches.weight).train(model.training)
         home.add_module("slimming", self)
         if home is not model:
             vars(model)["slimming"] = self

@@ -80,17 +80,8 @@ class Host:
 GRID = "it lays its patches out as a grid, which needs all of them"
 
 HOSTS = {
-    "DeMo": Host(
-        "DeMo",
-        backbone="BACKBONE",
-        fusion="generalFusion",
-        has_patterns=True,
-    ),
-    "UGG": Host(
-        "UGG-ReID",
-        backbone="BACKBONE",
-        has_patterns=True,
-    ),
+    "DeMo": Host("DeMo", backbone="BACKBONE", fusion="generalFusion", has_patterns=True),
+    "UGG": Host("UGG-ReID", backbone="BACKBONE", has_patterns=True),
     "Signal": Host(
         "Signal",
         towers=("clip_vision_encoder.base",),

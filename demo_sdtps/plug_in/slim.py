@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from demo_sdtps.config.check import check_stage_keys
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling.scores import make_score
-from demo_sdtps.plug_in.hosts import block_paths, missing_letters
+from demo_sdtps.plug_in.hosts import Host, block_paths, missing_letters
 from demo_sdtps.runtime.errors import UserError
-from vit_slim.api import attach
 from vit_slim.stage import Score, check_stages
 from vit_slim.state import PER_POSITION, State
 from vit_slim.towers import find_towers
@@ -20,8 +19,6 @@ from vit_slim.wrap import Slim
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
-
-    from demo_sdtps.plug_in.hosts import Host
 
 
 def patch_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
@@ -38,7 +35,7 @@ class HostSlim(Slim):
 
     order: tuple[str, ...]  # in which the host encodes images that are not its arguments
     is_stacked: bool  # whether one call of the tower encodes all modalities
-    missing: frozenset[str]
+    missing: set[str]
 
     def begin(self) -> None:
         super().begin()
@@ -47,23 +44,19 @@ class HostSlim(Slim):
     def total_saliency(self, *about: Any) -> torch.Tensor | None:
         return None if self.is_stacked else super().total_saliency(*about)
 
+    def modality(self, name: str) -> str:
+        """That of an image by its name among the arguments; a second one has its name with a number."""
+        return next((modality for modality in self.order if name.startswith(modality)), "")
+
     def votes(self, name: str) -> bool:
-        # A second image of a modality has its name with a number.
-        return any(
-            name.startswith(modality) and (self.training or modality not in self.missing)
-            for modality in self.order
-        )
+        modality = self.modality(name)
+        return bool(modality) and (self.training or modality not in self.missing)
 
     def groups(self, images: torch.Tensor) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
         known = self.images or []
         names = tuple(name for name in self.order if self.votes(name))
         if not self.is_stacked:
-            here = [
-                modality
-                for name, image in known
-                for modality in self.order
-                if image is images and name.startswith(modality)
-            ]
+            here = [self.modality(name) for name, image in known if image is images]
             left = [name for name in self.order if name not in self.encoded]
             self.encoded.append([*here, *left, *self.order][0])
             names = (self.encoded[-1],)
@@ -83,8 +76,8 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
         )
     check_stage_keys(keys)
     towers = [find_towers(model, path)[0] for path in block_paths(model, host)]
-    for tower in towers:
-        check_stages(keys.SLIM_BLOCKS, len(tower.blocks), "MODEL.SLIM_BLOCKS", tower.path)
+    depth = min(len(tower.blocks) for tower in towers)
+    check_stages(keys.SLIM_BLOCKS, depth, "MODEL.SLIM_BLOCKS", host.name)
     width = towers[0].patches.out_channels
     scores = [make_score(name, cfg, width, grid) for _ in keys.SLIM_BLOCKS]
     if any(type(score).loss is not Score.loss for score in scores):
@@ -92,10 +85,9 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
             f"MODEL.SLIM_SCORE is {name!r}, which learns by a loss, but the training of {host.name} adds none; "
             "choose another score, or train with this project's train_net.py."
         )
-    shared = keys.SLIM_SHARED and host.shared
-    slimming = HostSlim(towers, keys.SLIM_BLOCKS, keys.SLIM_KEEP, scores, keys.SLIM_MERGE, shared)
+    settings = keys.SLIM_MERGE, keys.SLIM_SHARED and host.shared
+    slimming = HostSlim(towers, keys.SLIM_BLOCKS, keys.SLIM_KEEP, scores, *settings)
     slimming.order, slimming.is_stacked = host.order, host.is_stacked
-    letters = missing_letters(cfg)
-    slimming.missing = frozenset(one for one in MODALITIES if one[0].lower() in letters)
-    attach(model, slimming, home=model)
+    slimming.missing = {one for one in MODALITIES if one[0].lower() in missing_letters(cfg)}
+    slimming.attach(model, home=model)
     return slimming.counts(grid[0] * grid[1])[-1]
