@@ -13,13 +13,11 @@ from commands import (
     FUSION,
     ROOT,
     SMALL,
-    assert_same_hits,
     checkpoint_file,
     cli_args_for,
     load_records,
     near,
     read_cases,
-    read_rows,
 )
 from forked import run_two
 from interrupted import call
@@ -219,20 +217,3 @@ def test_two_processes_evaluate_like_one(command, weights, tmp_path):
     assert done.returncode == 0 and done.stdout.count("return pattern") == 1, done.stderr
     one, two = (read_cases(tmp_path / name) for name in ("1.json", "2.json"))
     assert list(one) == list(two) and all(two[case] == near(record) for case, record in one.items())
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
-    from demo_sdtps.commands import search
-
-    gallery, query = (own_root / "RGBNT201" / split for split in ("test", "train_171"))
-    words = ["--weight", weights, "--gallery", gallery, "--query", query, "--top", "5"]
-    one, two = (
-        ["--index", tmp_path / number, "--csv", tmp_path / f"{number}.csv"] for number in "12"
-    )
-    code, _, stderr = command(search.main, *words, *one)
-    assert code == 0, stderr
-    done = run_two("demo_sdtps.commands", "search", *words, *two)
-    assert done.returncode == 0, done.stderr
-    assert_same_hits(*(read_rows(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))

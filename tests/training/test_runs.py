@@ -1,15 +1,10 @@
 """A run from start to end as a user types it."""
 
-import hashlib
-import json
 import shutil
-from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from commands import (
-    BACKBONE_WIDTH,
     COLUMNS,
     CONFIG,
     ONE_LINE,
@@ -25,11 +20,9 @@ from interrupted import call
 from numeric import assert_close
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import RETURN_PATTERNS, load_cfg
-from demo_sdtps.datasets import read_splits
+from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -129,59 +122,6 @@ def test_the_test_command_gives_the_last_record_however_images_are_loaded(
     assert actual == near(load_records(run_folder)[-1]["patterns"])
     assert parse_table(stdout) == table_rows(actual)
     assert stdout.splitlines()[1].split() == ["return", "pattern", *COLUMNS]
-
-
-def test_exported_features(run_folder, exported_arrays):
-    """Pattern 3 is 1 beside 2; loading in two processes changes nothing."""
-    cfg, weight = load_cfg(run_folder / "config.yml"), run_folder / "last.pth"
-    export = partial(exported_arrays, "--weight", weight)
-    first, second, actual = (
-        export("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS
-    )
-    samples = read_splits(cfg, ("gallery",))["gallery"]
-    features = actual["features"]
-    assert features.dtype == np.float32 and features.shape == (len(samples), 6 * BACKBONE_WIDTH)
-    assert np.isfinite(features).all() and features.std(axis=0).min() > 0
-    assert np.array_equal(np.concatenate([first["features"], second["features"]], axis=1), features)
-    assert np.array_equal(
-        export("--split", "gallery", "DATALOADER.NUM_WORKERS", "2")["features"], features
-    )
-    assert (
-        actual["return_pattern"].item(),
-        actual["split"].item(),
-        actual["normalised"].item(),
-    ) == (3, "gallery", False)
-    assert (
-        actual["checkpoint"].item() == str(weight)
-        and actual["data_set"].item() == cfg.DATASETS.NAMES
-    )
-    assert actual["checkpoint_sha256"].item() == hashlib.sha256(weight.read_bytes()).hexdigest()
-    assert json.loads(actual["configuration"].item())["INPUT.SIZE_TEST"] == cfg.INPUT.SIZE_TEST
-
-    lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
-    assert np.ptp(lengths) > 0
-    unit = export("--split", "gallery", "--normalise")
-    assert_close(unit["features"], features / lengths, features.shape[1])
-    assert unit["normalised"].item()
-    # Evaluation does not normalise either then.
-    plain = export("--split", "gallery", "--normalise", "TEST.FEAT_NORM=no")
-    assert np.array_equal(plain["features"], features) and not plain["normalised"].item()
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_the_report_sets_the_run_beside_the_untrained_model(run_folder, tmp_path, command):
-    """Wherever the run has gone."""
-    moved, records = shutil.copytree(run_folder, tmp_path / "moved"), load_records(run_folder)
-    code, stdout, stderr = command(evaluate.report, "--run", moved)
-    assert code == 0 and "32 queries" in stdout, stderr
-    table = parse_table(stdout)
-    for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():
-        *actual, untrained = table[pattern]
-        assert (
-            dict(zip(COLUMNS, (float(number) / 100 for number in actual), strict=True)) == expected
-        )
-        assert untrained == f"{100 * records[0]['patterns'][pattern]['mAP']:.1f}"
 
 
 def test_an_earlier_run_is_not_replaced_unless_asked(run_folder, tiny_root, tmp_path, command):
