@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -101,20 +100,14 @@ def sha256(path: str | Path) -> str:
 
 
 def has_form(content: object, form: Any) -> bool:
-    """Whether what JSON holds has a form: a type; [form], a list of it; {name: form}, an object with these;
-    {pattern: form}, one whose names a regular expression matches; (form, form), one of several. None is null or absent."""
-    if isinstance(form, tuple):
-        return any(has_form(content, one) for one in form)
+    """Whether what JSON holds has a form: a type; [form], a list of it; {name: form}, an object with these."""
     if isinstance(form, list):
         return isinstance(content, list) and all(has_form(each, form[0]) for each in content)
     if isinstance(form, dict):
-        if not isinstance(content, dict):
-            return False
-        (first, inner), *_ = form.items()
-        if isinstance(first, re.Pattern):
-            return all(first.fullmatch(name) and has_form(content[name], inner) for name in content)
-        return all(has_form(content.get(name), one) for name, one in form.items())
-    return content is None if form is None else isinstance(content, form)
+        return isinstance(content, dict) and all(
+            has_form(content.get(name), one) for name, one in form.items()
+        )
+    return isinstance(content, form)
 
 
 def read_json(path: Path, form: Any, default: Any = None, advice: str = "") -> Any:

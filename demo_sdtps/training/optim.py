@@ -61,14 +61,6 @@ def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.o
     )
 
 
-def make_optimizers(
-    cfg: CfgNode, model: DeMo, center_losses: nn.ModuleList
-) -> list[torch.optim.Optimizer]:
-    """The model's optimiser, and that of the centers, if there are any."""
-    centers = [make_center_optimizer(cfg, center_losses)] if center_losses else []
-    return [make_optimizer(cfg, model), *centers]
-
-
 def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:
     """timm's cosine with warm-up and noise; call `step(epoch)` before each epoch from 1.
 

@@ -25,7 +25,6 @@ from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_rei
 from demo_sdtps.evaluation.tables import equal_patterns, reid_record, reid_table
 from demo_sdtps.modeling.checkpoints.loading import (
     CLASSES,
-    load_weights,
     read_checkpoint,
     start_from,
 )
@@ -38,7 +37,12 @@ from demo_sdtps.runtime.device import set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
 from demo_sdtps.runtime.gpu import can_record
 from demo_sdtps.training.loop import Loss, fit
-from demo_sdtps.training.optim import make_optimizers, make_scheduler, rate_warnings
+from demo_sdtps.training.optim import (
+    make_center_optimizer,
+    make_optimizer,
+    make_scheduler,
+    rate_warnings,
+)
 from demo_sdtps.training.run import LAST, PART, Evaluation, digest_lines, file_lines, open_run
 from demo_sdtps.training.teacher import Teacher, read_teacher
 
@@ -61,9 +65,9 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
     missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for demo-sdtps test
     with open_run(cfg, overwrite) as run:
         if run.is_finished:
-            checkpoint = read_checkpoint(run.output / LAST)
-            model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
-            load_weights(model, checkpoint)
+            state = run.state or {}
+            model = make_model(cfg, state["num_class"], state["camera_num"])
+            model.load_state_dict(state["model"])
             return Trained(run.records, model.eval().to(run.device))
         check_labelled(cfg)
         splits = read_splits(cfg, (*SPLITS, VALIDATION) if cfg.DATASETS.VALIDATION else SPLITS)
@@ -83,7 +87,9 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
         loss = ReIDLoss(cfg, model.to(run.device), teacher)
         if cfg.MODEL.COMPILE:
             compile_model(model, run.device, loss)
-        optimizers = make_optimizers(cfg, model, loss.centers)
+        optimizers = [make_optimizer(cfg, model)]
+        if loss.centers:
+            optimizers.append(make_center_optimizer(cfg, loss.centers))
         begin_epoch = make_scheduler(cfg, optimizers[0]).step
         sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
         run.begin(
@@ -108,16 +114,14 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
             },
             others={"center_losses": loss.centers},
         )
-        records = can_record(cfg, run.device)
-        if teacher:
-            records = records and can_record(teacher.cfg, run.device)
+        models = [cfg, teacher.cfg] if teacher else [cfg]
         fit(
             run,
             loader,
             loss,
             begin_epoch,
             lambda _: evaluate(cfg, model, data),
-            can_record=records,
+            can_record=all(can_record(each, run.device) for each in models),
         )
         return Trained(run.records, model.eval())
 
