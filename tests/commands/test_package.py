@@ -18,7 +18,7 @@ from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.training.record import commit
 from vit_slim import Score
 
-PARTS = ["vit_slim", "demo_sdtps", "seps", "synthetic", "studies", "benchmarks"]
+PARTS = ["vit_slim", "demo_sdtps", "seps", "synthetic", "benchmarks", "studies"]
 ROOMS = [
     *(
         "runtime",

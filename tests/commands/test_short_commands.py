@@ -140,7 +140,7 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
         (check_data, "DeMo_Slm --data own", "configuration 'DeMo_Slm'; the nearest is 'DeMo_Slim'"),
         (check_data, "RGBNT20/DeMo", "the nearest is 'RGBNT201/DeMo'"),
         (check_data, "OUTPUTDIR x", "the nearest is 'OUTPUT_DIR'"),
-        (seps.check, "shapes --data none", "The data set shapes is not at none/shapes"),
+        (seps.check, "shapes --data none", "none/shapes/train_caps.txt is missing"),
         (train_net, "", "no configuration: name one, .* give --weight a .* or give"),
         (train_net, "SOLVER.SED 1", "There is no configuration: name one"),
         (train_net, "RGB SOLVER.SED 1", "nearest valid key is SOLVER.SEED"),

@@ -65,7 +65,7 @@ NOWHERE = (*TRAIN, "DATASETS.ROOT_DIR", "none")
 NO_GPU = (*TRAIN, "MODEL.DEVICE", "cuda:99")
 EXAMPLES = {
     "an image that is missing": (train_net, no_image, TRAIN, "has no NI image"),
-    "a damaged image, on the way": (export.features, empty_image, EXPORT, "it is empty"),
+    "a damaged image, on the way": (export.features, empty_image, EXPORT, "cannot be read"),
     "a missing folder": (train_net, nothing, NOWHERE, "is not at none"),
     "a GPU that is not there": (train_net, nothing, NO_GPU, "The GPU cuda:99"),
     "an output that is a file": (train_net, nothing, ("OUTPUT_DIR", "w.pth"), "w.pth"),
@@ -92,7 +92,7 @@ def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
     done = run_script("train_net.py", *words)
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert last.startswith("error: The image ") and "it is empty" in last
+    assert last.startswith("error: The image ") and "cannot be read" in last
 
 
 def test_weights_of_another_configuration_are_told_by_their_tensors(refusal, own_root, weights):
@@ -110,7 +110,7 @@ def test_weights_of_another_configuration_are_told_by_their_tensors(refusal, own
 @pytest.mark.parametrize(
     ("main", "words", "message"),
     [
-        (seps.train, ["DATASETS.NAMES", "f30k"], "The data set f30k is not at"),
+        (seps.train, ["DATASETS.NAMES", "f30k"], "f30k/train_caps.txt is missing"),
         (seps.test, FILE, "do not fit the configuration"),
     ],
     ids=["data", "weights of train_net.py"],

@@ -263,7 +263,11 @@ def test_other_data_and_models(tmp_path, kind):
     run = make_run(tmp_path / "run", tmp_path, *words.split(), config=config)
     assert call(["--run", run, "--html", tmp_path / "x.html"], evaluate.report) == 0
     text, data = page_data(tmp_path / "x.html")
-    wide, alone = write is write_rgbnt100, kind == "RGB alone"
+    wide, alone, text = (
+        write is write_rgbnt100,
+        kind == "RGB alone",
+        text[text.index("<main") : text.index("</main>")],
+    )
     # nothing on several modalities where there is one
     assert ("left to right" in text or "top to bottom" in text) != alone
     assert ('id="cross-modal"' in text or 'class="missing"' in text) != alone
