@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--to", choices=(*NAMINGS, "backbone"), required=True, help="what to write")
     arguments = cli.read_arguments(parser)
     from demo_sdtps.modeling.checkpoints.loading import read_checkpoint, save_whole
-    from demo_sdtps.modeling.checkpoints.names import backbone_weights, to_demo, unknown_names
+    from demo_sdtps.modeling.checkpoints.names import backbone_weights, to_demo
 
     output, content = arguments.output, read_checkpoint(arguments.input)
     if output.exists() and output.samefile(content.path):
@@ -45,5 +45,3 @@ def main() -> None:
         f"Wrote {len(weights)} tensors under {NAMINGS[arguments.to]} names to {output}: {content.num_class} identities, "
         f"{content.camera_num} cameras"
     )
-    if unknown := unknown_names(content.model):
-        cli.print_lines(f"No part of a model here, under their own names: {', '.join(unknown)}")

@@ -8,23 +8,21 @@ from torch import nn
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.demo import DeMo
-from demo_sdtps.modeling.scores import cast_scores
 from demo_sdtps.runtime.distributed import world_size
 
 
 @contextmanager
 def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
-    """Context manager: `model` is in evaluation mode without gradients, with weights of backbone and scores in `precision`,
-    if given."""
-    backbone, slimming = model.backbone, model.slimming
+    """Context manager: `model` is in evaluation mode without gradients, with a backbone whose weights are in `precision`, if
+    given."""
+    backbone = model.backbone
     with evaluating(model):
         try:
             if precision:
                 model.backbone = backbone.cast_for_inference(precision)
-                model.slimming = slimming and cast_scores(slimming, precision)
             yield
         finally:
-            model.backbone, model.slimming = backbone, slimming
+            model.backbone = backbone
 
 
 @contextmanager

@@ -1,17 +1,14 @@
-"""The score of patches that MODEL.SLIM_SCORE names, and scores in half precision."""
+"""The score of patches that MODEL.SLIM_SCORE names."""
 
-import copy
 from collections.abc import Sequence
 
-import torch
-from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import import_score
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.runtime.errors import UserError, nearest_name
-from vit_slim.scores import SCORES, is_cast
-from vit_slim.stage import Score, Slimming
+from vit_slim.scores import SCORES
+from vit_slim.stage import Score
 from vit_slim.state import Grid
 
 
@@ -38,14 +35,3 @@ def make_score(
             f"MODEL.SLIM_SCORE is {name!r}, whose constructor cannot be given width, grid, and by name modalities, keep and "
             f"loss_weight ({error}); take those that it reads, and the others as **settings (docs/develop.md)."
         ) from None
-
-
-def cast_scores(slimming: Slimming, precision: torch.dtype) -> Slimming:
-    """The same stages with copies of the scores that hold the weights which autocast would cast at every forward in
-    `precision`; a score that may compute outside autocast is itself."""
-    scores = [copy.deepcopy(each) if is_cast(each) else each for each in slimming.scores]
-    for module in (module for each in scores if is_cast(each) for module in each.modules()):
-        if isinstance(module, nn.Linear):
-            module.to(precision)
-    settings = slimming.blocks, slimming.keep, scores, slimming.merge, slimming.shared
-    return Slimming(*settings).train(slimming.training)

@@ -248,8 +248,6 @@ class Selection:
     mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
     score: torch.Tensor  # (B, N): the patches with the highest are kept
     index: torch.Tensor  # (B, S) int64: the kept patches, best first
-    # (B, N): terms of the score: "MLP", and by modality the guidance of its global feature
-    terms: dict[str, torch.Tensor]
 
 
 class SDTPS(nn.Module):
@@ -314,9 +312,7 @@ class SDTPS(nn.Module):
         kept, extra, mask, index = sparse(tokens, score)
         aggregated = aggregation(kept, mask.gather(1, index))
         slimmed = torch.cat([aggregated, extra], dim=1).to(tokens.dtype)
-        by_guide = dict(zip(weights, guidance))  # noqa: B905 (Python 3.8)
-        terms = {"MLP": predicted, **{guide: by_guide[guide] for guide in global_feats}}
-        return Selection(slimmed, mask, score, index, terms)
+        return Selection(slimmed, mask, score, index)
 
 
 class MultiModalSDTPS(SDTPS):

@@ -143,13 +143,9 @@ def vit_b_32(seed):
 @pytest.mark.parametrize(
     "kind, make, reason",
     [
-        (IMAGENET, openai_weights, "there is a norm before the blocks, as CLIP has it"),
-        (CLIP, REAL["timm's state dict"][1], "there is no norm before the blocks, as CLIP has it"),
-        (
-            CLIP,
-            vit_b_32,
-            "its patch embedding has the shape (768, 3, 32, 32), not (768, 3, 16, 16)",
-        ),
+        (IMAGENET, openai_weights, "norm_pre.weight"),
+        (CLIP, REAL["timm's state dict"][1], "norm_pre.weight"),
+        (CLIP, vit_b_32, "patch_embed.proj.weight"),
     ],
     ids=["CLIP's for ImageNet's", "ImageNet's for CLIP's", "larger patches"],
 )
@@ -157,9 +153,8 @@ def test_another_model_of_which_most_fits_is_refused(kind, make, reason, tmp_pat
     torch.save(make(99), tmp_path / "w.pth")
     backbone = real_backbone(kind, 12)
     before = backbone.vit.blocks[0].mlp.fc1.weight.clone()
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match=f"another model than {kind}, with another {reason}"):
         load_pretrained(backbone, kind, str(tmp_path / "w.pth"))
-    assert f"w.pth holds weights of another model than {kind}: {reason}; " in str(raised.value)
     # Bit for bit: the backbone's weights are whatever was in memory, also what is not a number.
     assert torch.equal(
         backbone.vit.blocks[0].mlp.fc1.weight.view(torch.int32), before.view(torch.int32)

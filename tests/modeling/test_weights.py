@@ -10,7 +10,7 @@ from tiny import tiny_model
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
-from demo_sdtps.modeling.checkpoints.names import from_demo, load_file, to_demo, unknown_names
+from demo_sdtps.modeling.checkpoints.names import from_demo, load_file, to_demo
 from tests.reference.fusion import MODALITIES_OF, Fusion
 
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
@@ -24,7 +24,7 @@ def assert_same(actual, expected):
         assert torch.equal(actual[name], tensor), name
 
 
-def fusion_weights(width=64, heads=4, dtype=torch.float32, seed=2):
+def random_fusion(width=64, heads=4, dtype=torch.float32, seed=2):
     """DeMo's HDM and ATMoE (without heads: HDM alone) between what stands around them in its checkpoints."""
     generator = torch.Generator().manual_seed(seed)
     weights = {"BACKBONE.base.norm.weight": torch.ones(3)}
@@ -43,9 +43,8 @@ def fusion_weights(width=64, heads=4, dtype=torch.float32, seed=2):
 )
 def test_demos_fusion_and_back(width, heads, dtype):
     """Seven attentions and 7·HEAD experts, head by head, become places of stacked tensors."""
-    theirs = fusion_weights(width, heads, dtype)
+    theirs = random_fusion(width, heads, dtype)
     ours = from_demo(theirs)
-    assert unknown_names(ours) == []
     assert all(
         tensor.dtype in (dtype, torch.int64)
         for name, tensor in ours.items()

@@ -49,8 +49,6 @@ CLIP_PROJECTION = ("proj", "head.weight")
 OUR_BACKBONE = "backbone.vit."
 FORMER = ("trunk.", "backbone.")
 """Beginnings of the backbone's names in 0.1.0 and since."""
-PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
-"""First components of our names."""
 
 
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -191,11 +189,6 @@ def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
             name = OUR_BACKBONE + inner
         weights[rename(name, prefixes)] = tensor
     return weights
-
-
-def unknown_names(state_dict: Mapping[str, torch.Tensor]) -> list[str]:
-    """Those of our names (after `from_demo`) that belong to no part of the model."""
-    return [name for name in state_dict if name.partition(".")[0] not in PARTS]
 
 
 def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:

@@ -1,6 +1,5 @@
 """Pretrained weights into the backbone: MODEL.PRETRAIN_PATH_T (docs/method.md)."""
 
-import logging
 import math
 import warnings
 from collections.abc import Callable
@@ -90,11 +89,13 @@ def load_tower(
             f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
             f"(it holds {example}, …); give weights of this backbone, {OTHERS}."
         )
-    if reason := _other_model(weights, expected):
-        raise UserError(
-            f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
-            "give weights of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs."
-        )
+    for key in ("norm_pre.weight", "patch_embed.proj.weight"):
+        # Most names and shapes of Vision Transformers are alike; these two tell CLIP's, and other sizes of patches.
+        if getattr(weights.get(key), "shape", None) != getattr(expected.get(key), "shape", None):
+            raise UserError(
+                f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}, with another {key}; give weights "
+                "of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs."
+            )
     model.load_state_dict(fitting, strict=False)
     missing = sorted(expected.keys() - weights.keys())
     reshaped = sorted(expected.keys() & weights.keys() - fitting.keys())
@@ -130,17 +131,6 @@ def _timm_names(weights: Weights, expected: Weights) -> Weights:
     return weights
 
 
-def _other_model(weights: Weights, expected: Weights) -> str | None:
-    """Evidence that the weights are another model's, whose names and shapes fit because Vision Transformers differ little."""
-    norm, patch = "norm_pre.weight", "patch_embed.proj.weight"
-    if (norm in weights) != (norm in expected):
-        return f"there is {'a' if norm in weights else 'no'} norm before the blocks, as CLIP has it"
-    actual = weights.get(patch)
-    if actual is not None and actual.shape != expected[patch].shape:
-        return f"its patch embedding has the shape {tuple(actual.shape)}, not {tuple(expected[patch].shape)}"
-    return None
-
-
 def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int = 1) -> torch.Tensor:
     """Position embedding (1, P + side², C) of a square grid → (1, P + rows·columns, C), bilinear, not antialiased. The first P
     = `prefix` positions, of class token and registers, stay as they are."""
@@ -162,35 +152,29 @@ def read_source(transformer_type: str, source: str) -> Weights:
     with suppress(ValueError):
         return named_tensors(load_file(path))
     # An archive is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
-    archives = CLIP in transformer_type or transformer_type == CLIP_BACKBONE
-    if archives:
+    if CLIP in transformer_type or transformer_type == CLIP_BACKBONE:
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript's deprecation does not concern the user
             check_archive(path)
             return named_tensors(torch.jit.load(path, map_location="cpu").state_dict())
-    kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
     raise UserError(
-        f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
+        f"MODEL.PRETRAIN_PATH_T {path} is no state dict of plain tensors or safetensors file, nor OpenAI's archive of CLIP for "
+        "its backbone, or it is damaged; give another file."
     )
 
 
 def _from_hub(transformer_type: str) -> Weights:
     """The weights that timm downloads, or finds in the cache of the Hugging Face hub."""
     tag = HUB_TAGS.get(transformer_type, transformer_type)
-    others = "give the path of a file with weights of this backbone, or 'none' for random ones"
     if not timm.models.is_model_pretrained(tag):
         raise UserError(
-            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; {others}."
+            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; give the path of a file, or 'none' "
+            "for random ones."
         )
-    client = logging.getLogger("huggingface_hub")  # which logs every one of its retries
-    level = client.level
-    client.setLevel(logging.ERROR)
     try:
         return timm.create_model(tag, pretrained=True).state_dict()
     except Exception as error:  # the hub's client raises many types
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check the network, "
-            f"or {others}; {SCRATCH}."
+            f"give the path of a file, or 'none' for random ones; {SCRATCH}."
         ) from error
-    finally:
-        client.setLevel(level)
