@@ -25,7 +25,7 @@ from tiny import (
     tiny_model,
 )
 
-import demo_sdtps.modeling.backbones.base as backbone_module
+import demo_sdtps.modeling.backbones.vit as backbone_module
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.modeling import make_model

@@ -4,14 +4,13 @@ import timm
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import CLIP_BACKBONE
-from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.backbones.clip import CLIP
-from demo_sdtps.modeling.backbones.vit import EvaViT, ViT
+from demo_sdtps.modeling.backbones.vit import Backbone, EvaViT
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 __all__ = ["Backbone", "make_backbone"]
 
-TIMM_MODULES = {"vision_transformer": ViT, "deit": ViT, "eva": EvaViT}
+TIMM_MODULES = {"vision_transformer": Backbone, "deit": Backbone, "eva": EvaViT}
 """By the module of timm that defines a model."""
 
 

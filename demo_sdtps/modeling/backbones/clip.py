@@ -6,8 +6,7 @@ from timm.layers import Mlp
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling.backbones.base import Transformer
-from demo_sdtps.modeling.backbones.vit import ViT
+from demo_sdtps.modeling.backbones.vit import Backbone, Transformer
 
 NAME_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
 CLIP_WIDTH = 512  # width of CLIP's joint space, to which its projection maps every token
@@ -45,7 +44,7 @@ class QuickGELUMlp(Mlp):
         return nn.Sequential(self.fc1, nn.SiLU(inplace=True), self.fc2)
 
 
-class CLIP(ViT):
+class CLIP(Backbone):
     """Camera embedding on the class token only, also for a single camera; projection to C = 512 on all tokens."""
 
     min_cameras = 1
