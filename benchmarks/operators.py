@@ -18,6 +18,7 @@ from benchmarks.slimming import DENSE, STAGES, STEP, Setting
 from benchmarks.timing import CAMERAS, CLASSES, random_batch, training_step
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.backbones import vit
+from demo_sdtps.modeling.backbones import vit
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.training.optim import make_optimizer
 
@@ -64,7 +65,7 @@ def count_rows(score: str) -> list[Row]:
     cfg = cfg if score == DENSE else Setting(score, STAGES, (0.5, 0.5)).of(cfg)
     device, model = torch.device("cpu"), meta_model(cfg)
     # Images pass the backbone in chunks on a CPU alone.
-    in_one_chunk = patch.object(base, "CHUNK", 3 * GPU_BATCH)
+    in_one_chunk = patch.object(vit, "CHUNK", 3 * GPU_BATCH)
     with inference(model, torch.bfloat16), in_one_chunk, FakeTensorMode():
         batch = random_batch(cfg, GPU_BATCH, device)
         make_fake(model)
