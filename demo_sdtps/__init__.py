@@ -36,7 +36,7 @@ __all__ = [
     "unslim",
 ]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 MODULES = {
     "Extractor": "demo_sdtps.retrieval.extractor",
