@@ -25,10 +25,14 @@ def main() -> None:
         model, splits = load_any_model_and_data(cfg)
         data = protocol.make_test_data(cfg, splits["query"], splits["gallery"])
         if cfg.TEST.CROSS_MODAL:
-            matrices = protocol.evaluate_cross_modal(cfg, model, data)
+            by_modalities = protocol.evaluate_cross_modal(cfg, model, data)
             pattern, distance = cfg.TEST.RETURN_PATTERN, cfg.TEST.CROSS_MODAL_DISTANCE
-            content = {"return_pattern": pattern, "distance": distance, "cross_modal": matrices}
-            lines = tables.cross_modal_tables(cfg, matrices)
+            content = {
+                "return_pattern": pattern,
+                "distance": distance,
+                "cross_modal": by_modalities,
+            }
+            lines = tables.cross_modal_tables(cfg, by_modalities)
         else:
             rankings = protocol.evaluate_reid(cfg, model, data)
             cases = {case: tables.reid_record(patterns) for case, patterns in rankings.items()}

@@ -1,4 +1,9 @@
-"""The model: backbone, PIFE, scores, slimming, SDTPS, HDM and ATMoE, heads; its losses and the names of its weights."""
+"""The model: backbone, PIFE, token pruning, SDTPS, HDM and ATMoE, heads; its losses and the names of its weights."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from demo_sdtps.modeling.demo import DeMo, make_model
 
 __all__ = ["DeMo", "make_model"]
 
