@@ -182,14 +182,14 @@ def caption_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     count, batch_size = len(split.captions), cfg.SOLVER.IMS_PER_BATCH
     sampler = shuffled_batches(count, "captions", batch_size, cfg.SOLVER.SEED)
     dataset = _image_dataset(cfg, split.paths, split.image_of, PerModality(CropTransform(cfg)))
-    return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
+    return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg))
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     """This process's part of the split's images, in order, without augmentation; for `image_batches`."""
     shard = shard_for_rank(split.paths)
     dataset = _image_dataset(cfg, shard, range(len(shard)), PerModality(resize_transform(cfg)))
-    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
+    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg))
 
 
 def _image_dataset(
@@ -209,7 +209,7 @@ def _decode_images(paths: Paths) -> Images:
 
 
 def caption_batches(loader: DataLoader, tokens: Tokens) -> Iterator[CaptionBatch]:
-    """Batches of captions with prefetch."""
+    """Batches of captions."""
     for (images,), indices, image_ids in collated_batches(loader):
         texts = [pad_texts([tokens.captions[index] for index in indices])]
         if tokens.long_captions:

@@ -181,7 +181,7 @@ KEYS = (
     Key(
         "DATALOADER.NUM_WORKERS",
         -1,
-        "processes that load images; 0: a thread; -1: one per core, at most 8, or on two cores a thread for images in memory",
+        "processes that load images; 0: the training's own; -1: one per core, at most 8",
         *between(-1, MOST_WORKERS),
     ),
     Key("DATALOADER.TIMEOUT", 1800.0, "seconds to wait for a batch; 0: no limit", *NOT_NEGATIVE),

@@ -4,8 +4,8 @@ import math
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -85,9 +85,7 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
     dataset = _triplets(cfg, samples, labels, transforms.TrainTransform(cfg))
-    return DataLoader(
-        dataset, batch_sampler=train_sampler(cfg, labels), **loader_kwargs(cfg, dataset)
-    )
+    return DataLoader(dataset, batch_sampler=train_sampler(cfg, labels), **loader_kwargs(cfg))
 
 
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -95,7 +93,7 @@ def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     # Cached like the training images, since evaluation may run after every epoch.
     transform = transforms.PerModality(transforms.test_transform(cfg))
     dataset = _triplets(cfg, samples, [sample.identity for sample in samples], transform)
-    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
+    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg))
 
 
 def _triplets(
@@ -150,7 +148,7 @@ def epoch_sampler(loader: DataLoader) -> samplers.EpochBatchSampler:
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
-    """Batches of triplets with prefetch."""
+    """Batches of triplets."""
     modalities = loader.dataset.modalities  # type: ignore[attr-defined]
     for images, labels, cameras in collated_batches(loader):
         by_modality = dict(zip(modalities, images, strict=True))
@@ -158,21 +156,11 @@ def batches(loader: DataLoader) -> Iterator[Batch]:
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
-    """Output of `collate` with prefetch; loading processes persist for the next epoch."""
-    for collated in loader if loader.num_workers else prefetch(loader):
+    """Output of `collate`; loading processes persist for the next epoch."""
+    for collated in loader:
         if isinstance(collated, UserError):
             raise UserError(str(collated))
         yield collated
-
-
-def prefetch(loader: DataLoader) -> Iterator:
-    """Batches of a loader without processes; a thread loads one batch ahead."""
-    iterator = iter(loader)
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, iterator, None)
-        while (batch := coming.result()) is not None:
-            coming = thread.submit(next, iterator, None)
-            yield batch
 
 
 def use_cache(cfg: CfgNode, paths: Sequence[Paths]) -> bool:
@@ -180,12 +168,8 @@ def use_cache(cfg: CfgNode, paths: Sequence[Paths]) -> bool:
     they exceed the limit."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    size = 0
-    for path in (path for files in dict.fromkeys(paths) for path in files if path):
-        size += 3 * math.prod(image_size(path))
-        if size > CACHE_LIMIT:
-            return False
-    return True
+    sizes = (3 * math.prod(image_size(path)) for files in {*paths} for path in files if path)
+    return all(total <= CACHE_LIMIT for total in accumulate(sizes))
 
 
 def collate(items: list) -> tuple | UserError:
@@ -199,13 +183,11 @@ def collate(items: list) -> tuple | UserError:
     return stacked.unflatten(0, (-1, len(items))), *map(list, targets)
 
 
-def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
+def loader_kwargs(cfg: CfgNode) -> dict[str, Any]:
     """Keyword arguments of DataLoader, with processes by DATALOADER.NUM_WORKERS and the machine."""
     workers = cfg.DATALOADER.NUM_WORKERS
     if workers < 0:
-        cores = cpu_cores()
-        # Cached images need little work: a thread is enough, and a process would take a core from training.
-        workers = 0 if dataset.cached and cores <= 2 else min(cores, 8)
+        workers = min(cpu_cores(), 8)
     # With its own generator, a loop over the loader does not change the global random state.
     return {
         "num_workers": workers,

@@ -71,6 +71,9 @@ def _file_pixels(file: BinaryIO, scale: Range | None) -> np.ndarray:
     options = image.tile[0].args if image.tile else ""
     # how Pillow unpacks the bytes, such as "RGB;16B"
     raw = options if isinstance(options, str) else str((options or [""])[0])
+    if image.tile and image.tile[0][0] == "libtiff" and raw in ("I;16BS", "I;32BS", "F;32BF"):
+        # libtiff gives this machine's order of bytes, which Pillow takes for the file's
+        image = _open_as(file, raw.replace("B", "N"))
     kind, _, order = raw.partition(";16")
     tags, is_grey = getattr(image, "tag_v2", {}), _is_wide(image)
     if scale is None or (is_grey and tags.get(262) != 0):

@@ -126,15 +126,18 @@ def test_tiffs_of_16_bits_are_read_whole(tmp_path, channels, orientation, order,
         assert np.array_equal(read(str(path)), expected)
 
 
-def test_numbers_of_32_bits_are_bright_above_half_their_range(tmp_path):
+@pytest.mark.parametrize(("order", "compressed"), [*product("<>", [False, True])])
+def test_signed_numbers_and_those_of_32_bits_have_their_sign_and_range(tmp_path, order, compressed):
     values = np.linspace(0, 4_000_000_000, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH, 1)
     expected = np.rint(values * (255 / 4e9)).astype(np.uint8)
-    for dtype, low in ((np.uint32, 0), (np.int32, -2_000_000_000), (np.float32, 0)):
-        write_tiff(tmp_path / "x.tif", (values + low).astype(dtype))
+    unsigned = [(np.uint32, 0)] if order == "<" else []  # else Pillow cannot read it
+    for dtype, low in (*unsigned, (np.int32, -2_000_000_000), (np.float32, 0)):
+        write_tiff(tmp_path / "x.tif", (values + low).astype(dtype), order, compressed)
         actual = read(str(tmp_path / "x.tif"), Range(low, 4_000_000_000 + low))
         assert np.abs(actual.astype(int) - expected).max() <= 1
         assert actual.max() == 255 and not actual[0, 0].any()
-    write_tiff(tmp_path / "x.tif", (VALUES[..., :1].astype(np.int32) - 30000).astype(np.int16))
+    signed = (VALUES[..., :1].astype(np.int32) - 30000).astype(np.int16)
+    write_tiff(tmp_path / "x.tif", signed, order, compressed)
     shifted = Range(SCALE.low - 30000, SCALE.high - 30000)
     assert np.array_equal(read(str(tmp_path / "x.tif"), shifted), as_expected(VALUES[..., :1]))
 
