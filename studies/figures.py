@@ -51,9 +51,9 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, result, f"{title}{seed_count(result)})")
     for axis, what in zip(axes, names, strict=True):
         for family, points in curves[what].items():
-            for cost, mean, *_, setting in points:
+            for x, y, _, setting in points:
                 style = {"textcoords": "offset points", "fontsize": 7}
-                axis.annotate(setting or family, (cost, mean), xytext=(5, 4), **style)
+                axis.annotate(setting or family, (x, y), xytext=(5, 4), **style)
     save(figure, path)
 
 
