@@ -77,24 +77,23 @@ def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
     samples = [*dict.fromkeys(sample for members in splits.values() for sample in members)]
     count = len({sample.identity for sample in splits[VALIDATION]})
     values: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
-    labelled = dict(label_distances(cfg, make_extractor(cfg), samples))[3]
-    for pair, *sides in labelled.set_pairs():
+    for pattern, labelled in label_distances(cfg, make_extractor(cfg), samples):
+        if pattern != 3:
+            continue
+        pair = labelled.sets
         kind = "complete" if pair == COMPLETE else "other sets"
         draw = np.random.default_rng(0)
-        either = sides[0] | sides[1]
         for _ in range(SPLIT_COUNT):
-            chosen = draw.permutation(np.unique(labelled.identities[either]))[:count]
-            is_fitted = np.isin(labelled.identities, chosen)
-            camera = draw.choice(np.unique(labelled.cameras[either]))
-            is_other = labelled.cameras != camera
-            fitted_on, others = (
-                [side & mask for side in sides] for mask in (is_fitted, ~is_fitted)
-            )
+            chosen = draw.permutation(np.unique(np.concatenate(labelled.identities)))[:count]
+            camera = draw.choice(np.unique(np.concatenate(labelled.cameras)))
+            fitted_on = [np.isin(side, chosen) for side in labelled.identities]
+            others = [~side for side in fitted_on]
+            is_other = [side != camera for side in labelled.cameras]
             cases = {
                 kind: (fitted_on, others),
                 f"{kind}, another camera": (
-                    [side & is_other for side in fitted_on],
-                    [others[0] & ~is_other, others[1]],
+                    [side & mask for side, mask in zip(fitted_on, is_other, strict=True)],
+                    [others[0] & ~is_other[0], others[1]],
                 ),
             }
             for name, (places, measured_on) in cases.items():

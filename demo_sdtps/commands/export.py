@@ -29,8 +29,7 @@ def features() -> None:
         "(its path), checkpoint_sha256 (of its content), normalised (whether the features are) and configuration (JSON: the "
         "keys on which features depend, with their values). X.parquet is a file for databases, with a row for each triplet: "
         "row (its number), name (its first path), rgb, ni, ti (its paths), identity, camera, scene, present (such as RGB,TI), "
-        "split, return_pattern and feature, a list of D numbers; the other single values are metadata. Processes of torchrun "
-        "share the work.",
+        "split, return_pattern and feature, a list of D numbers; the other single values are metadata.",
         images=True,
     )
     patterns = "1 original, 2 enhanced, 3 both"
@@ -40,16 +39,16 @@ def features() -> None:
     cli.add_output(parser, "--output", ".npz", ".parquet", required=True, help=outputs)
     cli.add_choice(parser, "--dtype", ("float32", "float16"), "float32", "of the features")
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
-    with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.evaluation.extraction import load_any_model_and_data
-        from demo_sdtps.retrieval.export import export_features
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.evaluation.extraction import load_any_model_and_data
+    from demo_sdtps.retrieval.export import export_features
 
-        if arguments.output.suffix == ".parquet":
-            check_extra("A file ending in .parquet", "parquet", {"pyarrow": "pyarrow"})
-        model, splits = load_any_model_and_data(cfg, (arguments.split,))
-        if isinstance(model, ExportedModel):
-            model.check_pattern(arguments.return_pattern)
-        export_features(cfg, arguments, model, splits[arguments.split])
+    if arguments.output.suffix == ".parquet":
+        check_extra("A file ending in .parquet", "parquet", {"pyarrow": "pyarrow"})
+    model, splits = load_any_model_and_data(cfg, (arguments.split,))
+    if isinstance(model, ExportedModel):
+        model.check_pattern(arguments.return_pattern)
+    export_features(cfg, arguments, model, splits[arguments.split])
 
 
 def _export_model(what: str, suffix: str, extra: str, packages: Mapping[str, str]) -> None:

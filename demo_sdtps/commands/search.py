@@ -27,7 +27,7 @@ def main() -> None:
         "are printed. FOLDER has the subfolders RGB, NI and TI with images of equal names, nested too; any of them, or any "
         "image, may be missing. Images need no labels and no naming rule; where the camera is unknown the mean of the model's "
         "is taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
-        epilog=f"distance: {common.SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {common.RERANKED}.",
+        epilog=f"distance: {common.SQUARED}; with --re_rank the {common.RERANKED}.",
         data=False,
     )
     table = "or a TABLE.csv with the columns rgb, ni and ti, as in docs/own_data.md"
@@ -54,9 +54,6 @@ def main() -> None:
     )
     cli.add_where(parser)
     cli.add_switch(parser, "--rebuild", "make the index anew, from all images of the gallery")
-    exact, near = common.FLAT, common.APPROXIMATE
-    exactness = f"{exact}: exact; {near}: approximate, for large galleries, recall told"
-    cli.add_choice(parser, "--index_type", (exact, near), exact, exactness)
     cli.add_count(parser, "--re_rank", None, "re-rank the N nearest of each query (k-reciprocal)")
     parser.add_argument(
         "--false_accept",
@@ -82,14 +79,11 @@ def main() -> None:
         "their triplets"
     )
     cli.add_output(parser, "--csv", ".csv", help=columns)
-    with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.retrieval.search import search
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.reports.search_page import show
+    from demo_sdtps.retrieval.search import search
 
-        result = search(arguments, cfg)
-        if result:
-            from demo_sdtps.reports.search_page import show
-
-            show(arguments, result)
+    show(arguments, search(arguments, cfg))
 
 
 def calibrate() -> None:

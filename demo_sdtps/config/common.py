@@ -12,11 +12,10 @@ MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
 COMMAND = "demo-sdtps"  # of an installed package (demo_sdtps/commands)
 EMBEDDING_METHODS = {"pca": "PCA", "tsne": "t-SNE"}
 
-# of demo-sdtps search: hits of a query, distances, indices (exact, and approximate)
+# of demo-sdtps search: hits of a query, distances
 TOP = 10
 SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by TEST.CROSS_MODAL_DISTANCE as in the evaluation"
 RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
-FLAT, APPROXIMATE = "flat", "hnsw"
 # shares of the pairs of different identities that demo-sdtps calibrate lets a threshold accept; that by which hits are marked
 FALSE_ACCEPT_RATES, FALSE_ACCEPT = (0.0001, 0.001, 0.01, 0.05), 0.01
 

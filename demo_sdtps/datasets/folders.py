@@ -24,7 +24,7 @@ class Triplet(base.Sample):
 
     def stamp(self) -> str:
         """What its features depend on: of each file the size in bytes and the times of modification and of change, of its name
-        too, in nanoseconds, "-" for a missing one, "?" for a link that leads nowhere; and the camera, if known."""
+        too, in nanoseconds, "-" for a missing one, "?" for a link that leads nowhere."""
         files = []
         for path in self.paths:
             try:
@@ -34,7 +34,7 @@ class Triplet(base.Sample):
                 continue
             times = status and (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             files.append(":".join(map(str, times)) if times else "-")
-        return " ".join([*files, *filter(None, [self.labels.get("camera")])])
+        return " ".join(files)
 
     def file_keys(self) -> set:
         """`file_key` of each of its files."""

@@ -134,7 +134,6 @@ def search_page(result: SearchResult, arguments: argparse.Namespace) -> tuple[st
         where=arguments.where,
         distance=result.distance,
         scored=is_scored(result),
-        notes=result.notes,
         judged=is_calibrated(result),
     )
     return page, shown

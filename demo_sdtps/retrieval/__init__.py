@@ -1,1 +1,1 @@
-"""Features of own images, their store, exact and approximate search."""
+"""Features of own images, their store, search."""

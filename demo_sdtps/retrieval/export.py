@@ -20,32 +20,19 @@ from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.features import encode_present
 from demo_sdtps.retrieval.gallery import as_text, describe_features
-from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.files import atomic_write
 
-ROW_GROUP = 8192  # rows of Parquet that are read at a time
 LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
 """Attributes of samples by the names of their arrays in .npz files."""
-COLUMNS = {
-    "row": "int64",
-    "name": "string",
-    **{name.lower(): "string" for name in MODALITIES},
-    **dict.fromkeys(LABELS.values(), "int64"),
-    "present": "string",
-    "split": "string",
-    "return_pattern": "int64",
-}
-"""Arrow's types of the columns beside the features."""
 
 
 def export_features(
     cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
 ) -> None:
-    """Extract the features of samples, a part in each process, and write them to `arguments.output`, with what they depend on,
-    but for the images, and where they are from. Raises `UserError` for features that --dtype does not hold."""
+    """Extract the features of samples, and write them to `arguments.output`, with what they depend on, but for the images, and
+    where they are from. Raises `UserError` for features that --dtype does not hold."""
     cfg = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
-    loader = test_loader(cfg, distributed.shard_for_rank(samples))
-    (patterns,) = extract_features(cfg, model, loader, total=len(samples))
+    (patterns,) = extract_features(cfg, model, test_loader(cfg, samples))
     features = patterns[arguments.return_pattern]
     features = normalise(cfg, features) if arguments.normalise else features
     converted = features.to(getattr(torch, arguments.dtype))
@@ -54,8 +41,6 @@ def export_features(
             f"Features are up to {features.abs().max():.3g}, more than {arguments.dtype} holds; pass --normalise, "
             "or --dtype float32."
         )
-    if not distributed.is_main():
-        return
     facts = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
     facts |= describe_features(cfg, arguments.return_pattern) | {"split": arguments.split}
     facts["normalised"] = arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
@@ -102,14 +87,16 @@ def write_parquet(
     columns: dict[str, Any] = {
         "row": np.arange(len(samples)),
         "name": [as_text(one.files[0]) for one in samples],
-        **{name.lower(): [row[place] for row in paths] for place, name in enumerate(MODALITIES)},
+        # of the type of texts where all are missing, too
+        **{
+            name.lower(): pa.array([row[place] for row in paths], pa.string())
+            for place, name in enumerate(MODALITIES)
+        },
         **{label: [getattr(one, label) for one in samples] for label in LABELS.values()},
         "present": [",".join(names_present(row)) for row in present],
         "split": [facts["split"]] * len(samples),
         "return_pattern": [facts["return_pattern"]] * len(samples),
+        "feature": pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1]),
     }
-    arrays = {name: pa.array(columns[name], kind) for name, kind in COLUMNS.items()}
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1])
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
-    table = pa.table({**arrays, "feature": lists}).replace_schema_metadata(texts)
-    parquet.write_table(table, path, row_group_size=ROW_GROUP, use_dictionary=[*COLUMNS])
+    parquet.write_table(pa.table(columns).replace_schema_metadata(texts), path)

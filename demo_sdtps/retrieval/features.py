@@ -48,9 +48,9 @@ class Features:
     """Features of n triplets: the `values` (n, D) float32, and what is `present` in each, (n,) uint8: the sum of 1 for RGB, 2
     for NI and 4 for TI.
 
-    numpy takes it as the array of its values. `features[rows]` are those of some rows, by a slice, a mask, indices or one
-    index; `Features.concatenate` those of several. What computes with the values returns an array; `Features(values, present)`
-    states what is present in it. Raises `UserError` for other shapes and codes.
+    Compute with `values`; `torch.as_tensor(features.values)` is a tensor, and numpy takes the whole as the array of its values.
+    `features[rows]` are those of some rows, by a slice, a mask, indices or one index; `Features.concatenate` those of several.
+    `Features(values, present)` states what is present in values of one's own. Raises `UserError` for other shapes and codes.
     """
 
     values: np.ndarray

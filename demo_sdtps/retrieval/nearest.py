@@ -1,4 +1,4 @@
-"""The nearest gallery samples of queries: exact, from candidates, and re-ranked (docs/search.md).
+"""The nearest gallery samples of queries, by exact search, and their re-ranking (docs/search.md).
 
 Shapes: Q queries, n gallery samples, features (…, D) float32. Distances are those of the evaluation, squared Euclidean ones,
 computed in float64 for the samples that are shown: samples of equal features have equal distances from a query, wherever they
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from demo_sdtps.config.common import FALSE_ACCEPT
-from demo_sdtps.evaluation.distances import Comparison, Side, check_finite, cohort_scales, set_name
+from demo_sdtps.evaluation.distances import Comparison, Side, check_finite, cohort_scales
 from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.retrieval.features import Hits, Nearest
 from demo_sdtps.runtime.progress import progress
@@ -54,7 +54,6 @@ class View:
     gallery: Gallery
     rows: np.ndarray
     columns: Callable[[torch.Tensor], torch.Tensor] = lambda features: features
-    name: str = ""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,22 +72,18 @@ class View:
             yield block, self.take(block)
 
 
-Search = Callable[[np.ndarray, View, int], Nearest]  # `nearest`, or one like it
-
-
 def search_sets(
     comparison: Comparison,
     query: Side,
     gallery: Gallery,
     top: int,
-    search: Search,
     calibration: "Calibration | None" = None,
     rate: float = FALSE_ACCEPT,
 ) -> Hits:
     """The `top` nearest for each query, one list of all sets of modalities, filled up by row -1 where fewer have a distance.
-    Each set of the queries is compared with each one of the gallery by `search`, in the columns of both. Where the gallery's
-    differ, hits are ordered by scaled distances (`cohort_scales`), their `scores`; with a calibration those that are unknown at
-    a rate of false acceptance come last."""
+    Each set of the queries is compared with each one of the gallery in the columns of both. Where the gallery's differ, hits
+    are ordered by scaled distances (`cohort_scales`), their `scores`; with a calibration those that are unknown at a rate of
+    false acceptance come last."""
     queries, present = query
     check_finite(queries, "features of queries")
     shape = len(queries), top
@@ -105,12 +100,9 @@ def search_sets(
         for other, rows in comparison.groups(gallery.present).items():
             if not comparison.is_defined(one, other):
                 continue
-            shared = one & other
-            name = f"{set_name(one)} in {set_name(other)} by {set_name(shared)}, {comparison.how}"
-            make_columns = partial(comparison.view, shared=shared)
-            view = View(gallery, np.arange(len(gallery))[rows], make_columns, name)
-            vectors = comparison.view(queries[places], shared).numpy()
-            near = search(vectors, view, min(top, len(view)))
+            columns_of_both = partial(comparison.view, shared=one & other)
+            view = View(gallery, np.arange(len(gallery))[rows], columns_of_both)
+            near = nearest(columns_of_both(queries[places]).numpy(), view, min(top, len(view)))
             mean, deviation = scales.get((one, other), (0.0, 1.0))
             scores = (torch.from_numpy(near.distances) - mean) / deviation
             lists.append((*near, scores.numpy()))
@@ -128,17 +120,12 @@ def search_sets(
     return hits
 
 
-def nearest(
-    queries: np.ndarray, gallery: View, top: int, rows: np.ndarray | None = None, count: int = 0
-) -> Nearest:
-    """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n: of the candidates `rows` (Q, count ≥ top) int64, -1
-    for none, or of all, as of all for a query with fewer than `top` candidates. Products of matrices find `count` of all; they
+def nearest(queries: np.ndarray, gallery: View, top: int, count: int = 0) -> Nearest:
+    """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n. Products of matrices find `count` candidates; they
     are enough where the last of them is beyond the last hit by more than their rounding, and more are asked for otherwise, so
     that ties at the last rank are decided by the order of the rows too."""
-    least = np.full(len(queries), np.inf)
-    if rows is None:
-        count = min(count or max(2 * top, top + SPARE), len(gallery))
-        least, rows = _smallest_products(queries, gallery, count)
+    count = min(count or max(2 * top, top + SPARE), len(gallery))
+    least, rows = _smallest_products(queries, gallery, count)
     hits = _order_hits(rows, distances(queries, gallery, rows), top)
     is_short = (least <= hits.distances[:, -1]) & (count < len(gallery))
     if is_short.any():
@@ -154,31 +141,21 @@ def rerank_hits(how: Comparison, query: Side, gallery: Gallery, hits: Nearest, t
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
         order = rows.argsort()[np.count_nonzero(rows < 0) :]
         one = query[0][number : number + 1], query[1][number : number + 1]
-        refined[number, order] = _reranked(how, one, gallery, rows[order])[0]
+        near = gallery.take(rows[order]), gallery.present[rows[order]]
+        refined[number, order] = rerank(how, one, near).numpy()[0]
     return _order_hits(hits.rows, refined, top)
 
 
-def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) -> Nearest:
-    """The `top` first after k-reciprocal re-ranking of all queries and the whole gallery, which the memory must hold."""
-    rows = np.arange(len(gallery))
-    matrix = _reranked(comparison, query, gallery, rows)
-    return _order_hits(np.broadcast_to(rows, matrix.shape), matrix, top)
-
-
-def _reranked(how: Comparison, query: Side, gallery: Gallery, rows: np.ndarray) -> np.ndarray:
-    return rerank(how, query, (gallery.take(rows), gallery.present[rows])).numpy()
-
-
 def distances(queries: np.ndarray, gallery: View, rows: np.ndarray) -> np.ndarray:
-    """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
-    values = np.full(rows.shape, np.inf, np.float32)
+    """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count)."""
+    values = np.empty(rows.shape, np.float32)
     size = max(1, PRODUCT_ELEMENTS // (rows.shape[1] * queries.shape[1]))
     for start in range(0, len(rows), size):
-        unique, places = np.unique(rows[start : start + size].clip(0), return_inverse=True)
+        unique, places = np.unique(rows[start : start + size], return_inverse=True)
         features = gallery.take(unique).double().numpy()
         for number, line in enumerate(places.reshape(-1, rows.shape[1]), start):
             values[number] = np.square(features[line] - queries[number]).sum(axis=1)
-    return np.where(rows < 0, np.float32(np.inf), values)
+    return values
 
 
 def _smallest_products(

@@ -147,7 +147,7 @@ class Reid(ABC):
         of other weights or settings, and a wrong condition.
         """
         from demo_sdtps.evaluation.distances import check_finite, find_incomparable
-        from demo_sdtps.retrieval.nearest import Gallery, nearest, search_sets
+        from demo_sdtps.retrieval.nearest import Gallery, search_sets
         from demo_sdtps.retrieval.table import Rows
 
         stored: Gallery
@@ -177,7 +177,7 @@ class Reid(ABC):
         # two of one width are 1 and 2, which differ; three are the same features
         calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
         top = min(top, len(stored))
-        hits = search_sets(comparison, side, stored, top, nearest, calibration, false_accept)
+        hits = search_sets(comparison, side, stored, top, calibration, false_accept)
         if isinstance(stored, Rows):
             hits.names = stored.names(hits.rows)
         return hits
@@ -187,7 +187,7 @@ class Reid(ABC):
     ) -> "tuple[Rows, list[int]]":
         """The rows of a table in which queries of `width` columns are searched, and their return pattern."""
         from demo_sdtps.retrieval.gallery import check_origin, describe_features
-        from demo_sdtps.retrieval.table import REBUILD, open_table
+        from demo_sdtps.retrieval.table import open_table
 
         table = open_table(place)
         if table is None or not self.weights:
@@ -197,7 +197,7 @@ class Reid(ABC):
             )
         pattern = table.facts["return_pattern"]
         cfg = with_values(self.cfg, {"TEST.WEIGHT": self.weights})
-        check_origin(table.place, table.facts, describe_features(cfg, pattern), REBUILD)
+        check_origin(table, describe_features(cfg, pattern))
         if width != table.width:
             raise UserError(
                 f"The queries have {width} columns, but the features in {place} are of return pattern {pattern} and "

@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED
+from demo_sdtps.config.common import FALSE_ACCEPT, RERANKED, SQUARED
 from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, read_folders
 from demo_sdtps.datasets.images import drop_unreadable
@@ -29,7 +29,6 @@ from demo_sdtps.evaluation.distances import (
     present_modalities,
 )
 from demo_sdtps.evaluation.extraction import prepare_evaluation
-from demo_sdtps.retrieval.approximate import approximate, refresh
 from demo_sdtps.retrieval.calibration import Calibration
 from demo_sdtps.retrieval.gallery import (
     as_text,
@@ -38,13 +37,10 @@ from demo_sdtps.retrieval.gallery import (
     open_index,
     update,
 )
-from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits, search_sets
+from demo_sdtps.retrieval.nearest import rerank_hits, search_sets
 from demo_sdtps.retrieval.reid import Reid, open_reid
-from demo_sdtps.retrieval.table import Table
-from demo_sdtps.runtime.distributed import all_gather_rows, check_equal, is_main, shard_for_rank
+from demo_sdtps.retrieval.table import Rows
 from demo_sdtps.runtime.errors import check_extra
-
-MOST_RERANKED = 20_000  # triplets of a gallery that is re-ranked as a whole (TEST.RE_RANKING)
 
 
 class Hit(NamedTuple):
@@ -59,98 +55,83 @@ class Hit(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """Queries, the hits of each, whose distances are `distance`, what is wrong with images that were left out, by path, the
-    model, and lines on its calibration."""
+    """Queries, the hits of each, whose distances are `distance`, what is wrong with images that were left out, by path, and the
+    model."""
 
     queries: Sequence[Triplet]
     hits: list[list[Hit]]
     distance: str
     broken: dict[str, str]
     reid: Reid
-    notes: Sequence[str] = ()
 
 
-def search(arguments: Namespace, cfg: CfgNode) -> SearchResult | None:
-    """Bring the index up to date in all processes; the main one, which alone has the result, searches."""
+def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
+    """Bring the index up to date, and search it."""
     prepare_evaluation(cfg)
     check_extra("demo-sdtps search", "search", {"lancedb": "lancedb", "jinja2": "jinja2"})
     names, folders = cfg.MODEL.MODALITIES, read_folders(cfg)
     read = partial(read_triplets, folders=folders, pattern=arguments.pattern)
     gallery = read(arguments.gallery, GALLERY, names, camera=arguments.gallery_camera)
     queries = read(arguments.query, QUERY, names, camera=arguments.camera)
-    check_re_ranking(arguments, cfg, len(gallery))
+    if (arguments.re_rank or len(gallery)) < min(arguments.top, len(gallery)):
+        raise UserError(
+            f"--re_rank is {arguments.re_rank}, fewer than the hits to show (--top); raise it."
+        )
     comparison = make_comparison(cfg, arguments.return_pattern)
-    sides = [present_modalities(side, names) for side in (queries, gallery)]
-    check_sets(comparison, queries, *sides)
-    check_equal((gallery, queries), "images")
+    check_sets(
+        comparison, queries, *(present_modalities(side, names) for side in (queries, gallery))
+    )
     broken: dict[str, str] = {}
     check = partial(drop_unreadable, broken=broken) if cfg.DATASETS.SKIP_UNREADABLE else list
     origin = describe_features(cfg, arguments.return_pattern)
     place = arguments.index or default_index(arguments.gallery, origin)
     origin |= {"checkpoint": cfg.TEST.WEIGHT}
-    index = open_index(place, arguments.gallery, origin, arguments.rebuild)
     reid = open_reid(cfg)
     cameras = check_cameras(arguments, reid, [*gallery, *queries])
-    is_reranked = arguments.re_rank or cfg.TEST.RE_RANKING == "yes"
-    calibration = None if is_reranked else reid.calibrations.get(arguments.return_pattern)
+    calibration = None if arguments.re_rank else reid.calibrations.get(arguments.return_pattern)
     if arguments.false_accept and not calibration:
         raise UserError(
             "--false_accept needs a calibration of the distance without re-ranking, which there is not; run demo-sdtps "
             f"calibrate --weight {cfg.TEST.WEIGHT}, or leave it out."
         )
+    width = reid.widths[arguments.return_pattern]
+    table = open_index(place, arguments.gallery, origin, gallery, width, arguments.rebuild)
     extract = partial(extract_triplets, reid, arguments.return_pattern)
     queries = check(queries)
     # before the gallery, which may take hours
-    shard = extract(shard_for_rank(queries) if queries else [])
-    side = (
-        all_gather_rows(torch.from_numpy(shard), len(queries)),
-        present_modalities(queries, names),
-    )
-    changes = update(index, gallery, extract, reid.widths[arguments.return_pattern], check)
-    if not is_main():
-        return None
-    assert index.table
-    notes = calibration.coarser(arguments.false_accept or FALSE_ACCEPT) if calibration else []
+    query = torch.from_numpy(extract(queries)), present_modalities(queries, names)
+    changes = update(table, arguments.gallery, gallery, extract, check)
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    total = index.table.handle.count_rows()
-    title = f"Index {index.place}: {total} triplets ({counts or 'no change'})"
-    print_lines(title, *cameras, *notes)
-    triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
-    hits = find_hits(arguments, cfg, index.table, queries, side, triplets, calibration)
-    return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid, notes)
+    total = table.handle.count_rows()
+    print_lines(f"Index {place}: {total} triplets ({counts or 'no change'})", *cameras)
+    rows = table.read(arguments.where)
+    hits: list[list[Hit]] = [[] for _ in queries]
+    if queries and len(rows):
+        check_sets(comparison, queries, query[1], rows.present)
+        triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
+        hits = find_hits(arguments, comparison, queries, query, rows, triplets, calibration)
+    return SearchResult(queries, hits, RERANKED if arguments.re_rank else SQUARED, broken, reid)
 
 
 def find_hits(
     arguments: Namespace,
-    cfg: CfgNode,
-    table: Table,
+    comparison: Comparison,
     queries: Sequence[Triplet],
     query: Side,
+    gallery: Rows,
     triplets: Mapping[str, Triplet],
     calibration: Calibration | None,
 ) -> list[list[Hit]]:
-    """The hits of each query in the table of an index that is up to date, of the gallery's triplets by name, without those that
-    have a file of the query, except with --keep_self."""
-    is_exact = arguments.index_type == FLAT
-    has_grown = not is_exact and refresh(table)
-    gallery = table.read(arguments.where)
-    if not queries or not len(gallery):
-        return [[] for _ in queries]
-    comparison = make_comparison(cfg, arguments.return_pattern)
-    check_sets(comparison, queries, query[1], gallery.present)
+    """The hits of each query in rows of an index, of the gallery's triplets by name, without those that have a file of the
+    query, except with --keep_self."""
     excluded = [set[str]() for _ in queries]
     if not arguments.keep_self:
         excluded = same_files(queries, triplets)
     # so many that `top` are left without those that are excluded
     depth = min(arguments.top + max(1, *map(len, excluded)), len(gallery))
-    near: Any
-    if cfg.TEST.RE_RANKING == "yes" and not arguments.re_rank:
-        near = rerank_all(comparison, query, gallery, depth)
-    else:
-        way = nearest if is_exact else partial(approximate, gallery, has_grown)
-        rate = arguments.false_accept or FALSE_ACCEPT
-        most = min(max(arguments.re_rank or 0, depth), len(gallery))
-        near = search_sets(comparison, query, gallery, most, way, calibration, rate)
+    most = min(max(arguments.re_rank or 0, depth), len(gallery))
+    rate = arguments.false_accept or FALSE_ACCEPT
+    near: Any = search_sets(comparison, query, gallery, most, calibration, rate)
     if arguments.re_rank:
         near = rerank_hits(comparison, query, gallery, near, depth)
     # re-ranked ones have no other scores than their distances
@@ -198,20 +179,6 @@ def check_cameras(arguments: Namespace, reid: Reid, triplets: Sequence[Triplet])
     return others and [
         f"Cameras that the model was not trained on, so that the mean of its own ({names}) is taken: {', '.join(others)}"
     ]
-
-
-def check_re_ranking(arguments: Namespace, cfg: CfgNode, count: int) -> None:
-    """Raise `UserError` where too few hits, or too many triplets, are re-ranked in a gallery of `count`."""
-    if arguments.re_rank:
-        if arguments.re_rank < min(arguments.top, count):
-            raise UserError(
-                f"--re_rank is {arguments.re_rank}, fewer than the hits to show (--top); raise it."
-            )
-    elif cfg.TEST.RE_RANKING == "yes" and (count > MOST_RERANKED or arguments.index_type != FLAT):
-        raise UserError(
-            f"TEST.RE_RANKING yes re-ranks the whole gallery, but this one has {count} triplets, more than "
-            f"{MOST_RERANKED}, or --index_type is not flat; give --re_rank K for the K nearest of each query."
-        )
 
 
 def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:

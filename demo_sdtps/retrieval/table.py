@@ -7,7 +7,7 @@ merges what several processes write, or refuses it.
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -72,22 +72,26 @@ class Rows(Gallery):
 
 class Table:
     """The table at a `place`. `facts` is what its writer recorded when it was made, by name, such as `describe_features`;
-    `labels` are its columns but for the features, the name first, and `width` is D."""
+    `labels` are Arrow's types of its columns but for the features, by name, and `width` is D."""
 
     def __init__(self, place: str | Path, handle: Any):
         self.place, self.handle, self.schema = str(place), handle, handle.schema
         metadata = self.schema.metadata or {}
         self.facts = {key.decode(): json.loads(text) for key, text in metadata.items()}
-        self.labels = [name for name in self.schema.names if name != FEATURE]
+        self.labels = {field.name: field.type for field in self.schema if field.name != FEATURE}
         self.width = self.schema.field(FEATURE).type.list_size
 
     def put(self, columns: Mapping[str, Any], features: np.ndarray) -> None:
-        """Write rows, the `labels` by name and features (m, D) float32, in place of those with their names, as one version.
-        Raises `NotFiniteError` for features that are not finite."""
+        """Write rows, the `labels` by name, lists or Arrow's arrays, and features (m, D) float32, in place of those with their
+        names, as one version. Raises `NotFiniteError` for features that are not finite."""
+        import pyarrow as pa
+
         check_finite(torch.from_numpy(features), f"features for {self.place}")
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), self.width)
+        rows = pa.Table.from_pydict({**columns, FEATURE: lists}, self.schema)
         with engine_errors(self.place):
             merge = self.handle.merge_insert("name").when_matched_update_all()
-            merge.when_not_matched_insert_all().execute(make_rows(self.schema, columns, features))
+            merge.when_not_matched_insert_all().execute(rows)
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete the rows of some names."""
@@ -123,14 +127,6 @@ class Table:
         return Rows(features, present, self, columns, columns[ROW_ID].to_numpy())
 
 
-def make_rows(schema: "pa.Schema", columns: Mapping[str, Any], features: np.ndarray) -> "pa.Table":
-    """Rows of a table: columns by name, lists or Arrow's arrays, and features (m, D) float32."""
-    import pyarrow as pa
-
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1])
-    return pa.Table.from_pydict({**columns, FEATURE: lists}, schema)
-
-
 def open_table(place: str | Path) -> Table | None:
     """The table at a place, if any. Raises `UserError` for one of another FORMAT, and for one that cannot be read."""
     if "://" not in str(place) and not Path(place).exists():  # or LanceDB makes a folder
@@ -149,21 +145,21 @@ def create_table(
     facts: Mapping[str, Any],
     columns: Mapping[str, Any],
     width: int,
-    rows: Iterable[tuple[Mapping[str, Any], np.ndarray]] = (),
-    mode: str = "create",
+    replace: bool = False,
 ) -> Table:
     """A new table with what it records, these columns, Arrow's types by name, the name first, and features of `width` numbers;
-    with the mode "overwrite" and rows as `put` takes them in place of the one that is there, at once."""
+    with `replace` in place of the one that is there, if any, whatever is in it."""
     import pyarrow as pa
 
     texts = {key: json.dumps(value) for key, value in {"format": FORMAT, **facts}.items()}
     fields = [*columns.items(), (FEATURE, pa.list_(pa.float32(), width))]
     key = pa.field(*fields[0], False, {"lance-schema:unenforced-primary-key:position": "1"})
     schema = pa.schema([key, *fields[1:]], texts)
-    batches = (batch for row in rows for batch in make_rows(schema, *row).to_batches())
     with engine_errors(place):
-        reader = pa.RecordBatchReader.from_batches(schema, batches)
-        return Table(place, connect(place).create_table(TABLE, reader, mode=mode))
+        database = connect(place)
+        if replace:
+            database.drop_table(TABLE, ignore_missing=True)
+        return Table(place, database.create_table(TABLE, schema=schema))
 
 
 def connect(place: str | Path) -> Any:

@@ -169,7 +169,6 @@ COMPLETIONS = {
     "train RGB SOLVER.MAX_EP": "SOLVER.MAX_EPOCHS",
     "draw tokens MSVR310/Ba": "MSVR310/Baseline",
     "seps train RESUME a": "auto",
-    "search --index_type h": "hnsw",
     "check RGB --data table": "table.csv",
 }
 ASK = """

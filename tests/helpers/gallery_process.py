@@ -12,7 +12,6 @@ from PIL import Image
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
 from demo_sdtps.retrieval import gallery
-from demo_sdtps.retrieval.approximate import approximate, refresh
 from demo_sdtps.retrieval.nearest import View, nearest
 from demo_sdtps.retrieval.table import open_table
 
@@ -43,21 +42,19 @@ def pixels_of(triplets, log=None):
 
 def update_index(place, log=None):
     """What has changed."""
-    index = gallery.open_index(place / "index", place / "gallery", ORIGIN, rebuild=False)
-    triplets = read_folder(place / "gallery")
-    return gallery.update(index, triplets, partial(pixels_of, log=log), WIDTH)
+    folder = place / "gallery"
+    triplets = read_folder(folder)
+    index = gallery.open_index(place / "index", folder, ORIGIN, triplets, WIDTH, rebuild=False)
+    return gallery.update(index, folder, triplets, partial(pixels_of, log=log))
 
 
-def hits_at(place, is_approximate=False):
+def hits_at(place):
     """The hits of some queries in the index at a place, their names and distances, or the sentence by which it is refused."""
     queries = numpy_generator(5).random((20, WIDTH), np.float32)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     try:
-        table = open_table(Path(place, "index"))
-        has_grown = is_approximate and refresh(table)
-        rows = table.read()
-        way = partial(approximate, rows, has_grown) if is_approximate else nearest
-        hits = way(queries, View(rows, np.arange(len(rows))), TOP)
+        rows = open_table(Path(place, "index")).read()
+        hits = nearest(queries, View(rows, np.arange(len(rows))), TOP)
     except UserError as error:
         return str(error)
     return rows.names(hits.rows).tolist(), hits.distances.tolist()
@@ -69,7 +66,7 @@ def main(place):
     gallery.BATCH = BATCH
     paint(place / "first", range(COUNT), 1)  # what is imported late is loaded
     update_index(place / "first")
-    hits_at(place / "first", is_approximate=True)
+    hits_at(place / "first")
     print("ready", flush=True)
     sys.stdin.readline()
     started = time.monotonic()
@@ -77,7 +74,7 @@ def main(place):
         update_index(place, place / "log")
     except UserError as error:
         sys.exit(f"error: {error}")
-    hits = hits_at(place, is_approximate=True)
+    hits = hits_at(place)
     sys.exit(hits if isinstance(hits, str) else print(time.monotonic() - started))
 
 

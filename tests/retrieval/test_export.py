@@ -1,15 +1,12 @@
-"""Features as an array and as Parquet: the same in each, by one process and by two, and refusals."""
+"""Features as an array and as Parquet: the same in each, and refusals."""
 
 import json
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from commands import KEEP_ALL
-from forked import run_two
-from numeric import assert_close, numpy_generator
+from numeric import numpy_generator
 from pyarrow import parquet as pq
-from tiny import MODEL
 
 import demo_sdtps
 from demo_sdtps.commands.export import features as export_features
@@ -27,15 +24,13 @@ def column(table):
     return lists.flatten().to_numpy(zero_copy_only=False).reshape(len(lists), -1)
 
 
-def test_parquet_holds_what_the_array_holds(export, monkeypatch):
+def test_parquet_holds_what_the_array_holds(export):
     """To the last bit; from queries that lack TI."""
-    monkeypatch.setattr(exporting, "ROW_GROUP", 24)
     more = ("--split", "query", "--return_pattern", "2", "--normalise", "TEST.MISS", "t")
     for name in ("x.npz", "x.parquet"):
         assert "Wrote 32 features in float32" in export(name, *more)
     expected, file = dict(np.load("x.npz")), pq.ParquetFile("x.parquet")
     table, metadata = file.read(), file.schema_arrow.metadata
-    assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [24, 8]
     assert np.array_equal(column(table), expected["features"])
     assert np.allclose(np.linalg.norm(expected["features"], axis=1), 1)
     for name, label in exporting.LABELS.items():
@@ -59,18 +54,6 @@ def test_half_precision_is_a_rounding(export):
     expected = np.load("x.npz")["features"].astype(np.float16)
     for half in (np.load("half.npz")["features"], column(pq.read_table("half.parquet"))):
         assert half.dtype == np.float16 and np.array_equal(half, expected)
-
-
-@pytest.mark.slow
-def test_two_processes_export_what_one_does(export, export_words, tmp_path):
-    export("alone.npz")
-    program = tmp_path / "program.py"
-    program.write_text("from demo_sdtps.commands import run_command\nrun_command('export')\n")
-    done = run_two(program, *export_words, "--output", tmp_path / "two.npz")
-    assert done.returncode == 0 and done.stdout.count("Wrote 32 features") == 1, done.stderr
-    alone, two = np.load("alone.npz"), np.load("two.npz")
-    assert_close(two["features"], alone["features"], *MODEL, *MODEL)
-    assert all(np.array_equal(two[name], alone[name]) for name in ("paths", "ids", "present"))
 
 
 def test_what_cannot_be_written_is_refused(refusal, export_words, weights, tmp_path):

@@ -1,4 +1,4 @@
-"""The nearest of a gallery: exact search, ties, candidates, re-ranking, and sets of modalities."""
+"""The nearest of a gallery: exact search, ties, re-ranking, and sets of modalities."""
 
 from itertools import product
 
@@ -22,7 +22,7 @@ from ranking_cases import near_ties, roundings
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation import distances as distance_module
 from demo_sdtps.evaluation.distances import Comparison
-from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
+from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.retrieval import nearest
 from tests.reference import cross_modal, reranking
 from tests.reference import search as reference
@@ -126,24 +126,6 @@ def test_re_ranking_orders_the_hits_alone():
         assert_close(distances, [line[one] for one in place], *lengths, scale=scale)
 
 
-def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
-    generator = numpy_generator(7)
-    gallery, queries = random_features(generator, 40, 8), random_features(generator, 5, 8)
-    place = make_gallery(gallery)
-    actual = nearest.rerank_all(Comparison(), make_side(queries), place, 40)
-    expected = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
-    assert np.array_equal(actual.distances, np.sort(expected, axis=1))
-    assert np.array_equal(np.take_along_axis(expected, actual.rows, axis=1), actual.distances)
-
-
-def test_queries_with_too_few_candidates_are_searched_exactly():
-    generator = numpy_generator(5)
-    gallery, queries = short_features(generator, 30), short_features(generator, 2)
-    exact = nearest.nearest(queries, whole(gallery), 4)
-    rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], -1, -1]])
-    assert all(map(np.array_equal, nearest.nearest(queries, whole(gallery), 4, rows), exact))
-
-
 def run_reference(*arguments):
     """Distances, scaled distances, and what roundings change of these, by the slow versions."""
     scaled = np.array(cross_modal.scaled(*arguments, distance_module.FEWEST))
@@ -170,7 +152,7 @@ def test_the_order_of_a_search_is_that_of_the_matrix(how):
         sets = 3 * [query_set], 30 * [gallery_set]
         query, (features, present) = draw_sides(draws, sources, *sets)
         place = make_gallery(features.numpy(), present)
-        hits = nearest.search_sets(comparison(sources, how), query, place, 12, nearest.nearest)
+        hits = nearest.search_sets(comparison(sources, how), query, place, 12)
         each = split_parts(query[0]), split_parts(features)
         assert_hits(hits, sources, *run_reference(*each, sources, *sets, how))
         if how == "all" or query_set == gallery_set == set(MODALITIES):
@@ -188,7 +170,7 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
     place = make_gallery(features.numpy(), present)
     expected = run_reference(split_parts(query[0]), split_parts(features), sources, *sets, how)
     for top in (1, 9, 70):
-        hits = nearest.search_sets(comparison(sources, how), query, place, top, nearest.nearest)
+        hits = nearest.search_sets(comparison(sources, how), query, place, top)
         assert_hits(hits, sources, *expected)
 
 
@@ -198,18 +180,18 @@ def test_equal_hits_of_several_sets_are_in_their_order():
     query, (features, _) = draw_sides(generator(13), sources, [{"RGB"}], 4 * [{"RGB"}])
     features[:], features[:, 0] = 0, 1
     place = make_gallery(features.numpy(), present_in([both, {"RGB", "TI"}, both, both]))
-    hits = nearest.search_sets(comparison(sources, "shared"), query, place, 4, nearest.nearest)
+    hits = nearest.search_sets(comparison(sources, "shared"), query, place, 4)
     assert hits.rows[0].tolist() == [0, 1, 2, 3] and len(set(hits.distances[0])) == 1
 
 
 def test_re_ranking_of_hits_of_several_sets():
-    """Of those that have a distance; of the whole gallery, others too."""
+    """Of those that have a distance."""
     draws, sources = generator(14), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 1), shuffled(draws, 6)]
     query, (features, present) = draw_sides(draws, sources, *sets)
     place = make_gallery(features.numpy(), present)
     how = comparison(sources, "shared")
-    hits = nearest.search_sets(how, query, place, 42, nearest.nearest)
+    hits = nearest.search_sets(how, query, place, 42)
     actual = nearest.rerank_hits(how, query, place, hits, 42)
     for number, rows in enumerate(hits.rows):
         rows = np.sort(rows[rows >= 0])
@@ -221,6 +203,3 @@ def test_re_ranking_of_hits_of_several_sets():
         assert (np.diff(expected[order]) >= 0).all() and (
             actual.rows[number][len(rows) :] < 0
         ).all()
-    matrix = rerank(how, query, (features, present)).numpy()
-    hits = nearest.rerank_all(how, query, place, 42)
-    assert np.array_equal(np.sort(matrix, axis=1), hits.distances)

@@ -134,11 +134,10 @@ def test_an_image_stands_alone_among_files_that_are_no_siblings(run_search, plac
     assert code == 0 and "downloads/mine.jpg" in stdout, stderr
 
 
-@pytest.mark.slow
-def test_re_ranking_and_approximate_search_are_told(run_search, place):
-    words = "--index_type hnsw --re_rank 9 --top 2 --csv x.csv --output x.html"
-    code, stdout, stderr = run_search(*shlex.split(words))
-    assert code == 0 and "hnsw, RGB+TI in RGB+NI+TI by RGB+TI, shared: exact" in stdout, stderr
+def test_re_ranking_is_told(run_search, place):
+    words = "--re_rank 9 --top 2 --csv x.csv --output x.html"
+    code, _, stderr = run_search(*shlex.split(words))
+    assert code == 0, stderr
     assert "k-reciprocal distance of re-ranking" in (place / "x.html").read_text(encoding="utf-8")
     assert all(0 <= float(row[3]) <= 1 for row in read_rows("x.csv")[1:])
 

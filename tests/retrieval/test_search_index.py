@@ -2,7 +2,6 @@
 
 import os
 import time
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -56,9 +55,9 @@ def paint(folder, name, seed, modalities=("RGB",)):
 
 def update_at(place, extract=None, triplets=None, rebuild=False, folder="gallery"):
     """The changes of an index that is brought up to date."""
-    index = open_index(place / "index", place / folder, ORIGIN, rebuild)
     triplets = triplets or read_folder(place / folder)
-    return update(index, triplets, extract or Colours(), COLOURS)
+    index = open_index(place / "index", place / folder, ORIGIN, triplets, COLOURS, rebuild)
+    return update(index, place / folder, triplets, extract or Colours())
 
 
 def content(place):
@@ -120,7 +119,6 @@ def test_files_that_swap_their_names_are_read_again(place):
 
 
 def test_nothing_is_written_where_nothing_has_changed(place):
-    """So that a gallery on a read-only disk is searched."""
     update_at(place)
     files = lambda: sorted((p, p.stat().st_mtime_ns) for p in (place / "index").rglob("*"))  # noqa: E731
     before = files()
@@ -151,8 +149,9 @@ def labelled(place, labels):
     ]
 
 
-def test_labels_are_columns_which_change_without_another_extraction(place):
-    """Whole numbers, numbers and texts, which filters compare; a triplet without a label has none."""
+def test_labels_are_columns(place):
+    """Whole numbers, numbers and texts, which filters compare; a triplet without a label has none. Where a label changes, its
+    triplet is extracted anew, and all are where another type or label comes with it."""
     labels = {f"{n:02}": {"time": f"2026-0{n}", "speed": f"{n}.5"} for n in range(1, 8)}
     for number in range(4):
         labels.setdefault(f"{number:02}", {})["age"] = str(number)
@@ -161,8 +160,10 @@ def test_labels_are_columns_which_change_without_another_extraction(place):
     assert left("age <> 2") == ["00", "01", "03"]
     assert left("time > '2026-05' AND speed < 7") == ["06"]
     assert left("present LIKE '%RGB%' AND age IS NULL AND rgb = 'RGB/09.png'") == ["09"]
+    labels["02"]["age"] = "5"
+    assert update_at(place, triplets=labelled(place, labels)) == Changes(0, 1, 0)
     labels["02"]["age"], labels["05"]["note"] = "two", "it's"
-    assert update_at(place, Colours(most=0), labelled(place, labels)) == Changes(0, 0, 0)
+    assert update_at(place, triplets=labelled(place, labels)) == Changes(13, 0, 0)
     assert left("age = 'two' OR note = 'it''s'") == ["02", "05"]
     assert content(place) == colour_rows(place)
     for where in ("agee > 1", "age >", "age > 1", "speed < 7 UND speed > 1", "age = 77"):
@@ -177,9 +178,8 @@ def test_an_index_that_does_not_fit_is_refused_and_made_anew_with_rebuild(place,
     """Of another gallery, unless that has moved, of another format, and one that cannot be read."""
     update_at(place)
     paint(place / "other", "00", 0)
-    open_other = partial(open_index, place / "index", origin=ORIGIN, rebuild=False)
     with pytest.raises(UserError, match="--rebuild"):
-        open_other(gallery=place / "other")
+        update_at(place, folder="other")
     os.rename(place / "gallery", place / "moved")
     assert update_at(place, Colours(most=0), folder="moved") == Changes(0, 0, 0)
     os.rename(place / "moved", place / "gallery")
