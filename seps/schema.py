@@ -8,8 +8,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import RANDOM_WEIGHTS
-from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema
+from demo_sdtps.config.keys import DEMO_SCHEMA
+from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema, Values
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 
@@ -20,7 +20,7 @@ def _reid_key(name: str, description: str | None = None, **changed: Any) -> Key:
 
 
 MOST_MAXIMA = 4096
-WORDS = (lambda value: value >= 3, "3 or greater, since two tokens are special")
+WORDS = Values(lambda value: value >= 3, "3 or greater, since two tokens are special")
 
 KEYS = (
     *map(_reid_key, ("OUTPUT_DIR", "RESUME", "MODEL.DEVICE", "MODEL.DEVICE_ID")),
@@ -41,30 +41,29 @@ KEYS = (
         "bert-base-uncased",
         "text tower: a folder with a BERT of transformers and its tokenizer, or a name on the Hugging Face hub",
     ),
-    Key("MODEL.EMBED_SIZE", 512, "width of the joint embedding of patches and words", *WIDTH),
+    Key("MODEL.EMBED_SIZE", 512, "width of the joint embedding of patches and words", WIDTH),
     Key("MODEL.PAPER_VERSION", True, "network of the paper; False: network of the published code"),
     Key("MODEL.DUAL_AGGR", True, "aggregate by caption and long caption together (paper version)"),
     Key(
         "MODEL.TOP_K",
         5,
         "number of largest maxima of words and of tokens in the MLP of the paper version",
-        lambda value: 0 < value <= MOST_MAXIMA,
-        f"greater than 0, at most {MOST_MAXIMA}, as there are no more words or tokens",
+        Values(lambda value: 0 < value <= MOST_MAXIMA, f"from 1 to {MOST_MAXIMA}"),
     ),
     _reid_key("MODEL.SDTPS_SPARSE_RATIO", "share of the patches that are kept for a caption"),
     _reid_key("MODEL.SDTPS_AGGR_RATIO", "share of the kept patches that remains after aggregation"),
     *map(_reid_key, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
-    Key("INPUT.SIZE", [224, 224], "[height, width] of the images", *SIZE),
+    Key("INPUT.SIZE", [224, 224], "[height, width] of the images", SIZE),
     _reid_key("INPUT.PROB"),
     Key(
         "INPUT.MIN_CROP",
         0.6,
         "least share of the area in a random crop of 3:4 to 4:3; 1: the whole image, or the middle of a longer one",
-        *RATIO,
+        RATIO,
     ),
     *map(_reid_key, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
-    Key("INPUT.MAX_WORDS", 64, "tokens to which a caption is truncated, special ones too", *WORDS),
-    Key("INPUT.MAX_LONG_WORDS", 256, "tokens of a long caption, likewise", *WORDS),
+    Key("INPUT.MAX_WORDS", 64, "tokens to which a caption is truncated, special ones too", WORDS),
+    Key("INPUT.MAX_LONG_WORDS", 256, "tokens of a long caption, likewise", WORDS),
     Key("DATASETS.NAMES", "f30k", "data set: the name of its folder, such as f30k, coco or shapes"),
     _reid_key("DATASETS.ROOT_DIR"),
     Key(
@@ -75,52 +74,55 @@ KEYS = (
     ),
     *map(_reid_key, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
     _reid_key("SOLVER.SEED"),
-    Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser", ("AdamW",), "SEPS has no other"),
+    Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser; SEPS has no other", ("AdamW",)),
     _reid_key("SOLVER.MAX_EPOCHS", default=30),
     Key(
         "SOLVER.IMS_PER_BATCH",
         128,
         "captions, each with its image, per training batch",
-        lambda value: value >= 2,
-        "2 or greater, since every caption needs a negative image",
+        Values(
+            lambda value: value >= 2, "2 or greater, since every caption needs a negative image"
+        ),
     ),
     _reid_key("SOLVER.BASE_LR", "learning rate of everything but the towers", default=2e-4),
-    Key("SOLVER.TOWER_LR_FACTOR", 1.0, "learning rate of the towers over BASE_LR", *POSITIVE),
+    Key("SOLVER.TOWER_LR_FACTOR", 1.0, "learning rate of the towers over BASE_LR", POSITIVE),
     _reid_key("SOLVER.WEIGHT_DECAY", default=0.01),
     Key(
         "SOLVER.STEPS",
         (9, 15, 20, 25),
         "epochs, counted from 0, before which the learning rates are multiplied by GAMMA",
-        lambda value: (
-            all(type(epoch) is int and epoch > 0 for epoch in value)
-            and list(value) == sorted(set(value))
+        Values(
+            lambda value: (
+                all(type(epoch) is int and epoch > 0 for epoch in value)
+                and list(value) == sorted(set(value))
+            ),
+            "strictly increasing whole numbers above 0",
         ),
-        "strictly increasing whole numbers above 0",
     ),
-    Key("SOLVER.GAMMA", 0.3, "factor of the learning rates at each of STEPS", *POSITIVE),
-    Key("SOLVER.GRAD_CLIP", 2.0, "norm to which larger gradients are clipped", *POSITIVE),
+    Key("SOLVER.GAMMA", 0.3, "factor of the learning rates at each of STEPS", POSITIVE),
+    Key("SOLVER.GRAD_CLIP", 2.0, "norm to which larger gradients are clipped", POSITIVE),
     Key(
         "SOLVER.ALL_NEGATIVES_EPOCHS",
         1,
         "number of first epochs with all negatives; then the loss takes the hardest of each image and caption",
-        *NOT_NEGATIVE,
+        NOT_NEGATIVE,
     ),
-    Key("SOLVER.MARGIN", 0.2, "margin of the contrastive loss", *NOT_NEGATIVE),
-    Key("SOLVER.RATIO_WEIGHT", 2.0, "weight of the ratio loss", *NOT_NEGATIVE),
-    Key("SOLVER.TARGET_RATIO", 0.5, "target share of kept patches of the ratio loss", *RATIO),
-    Key("SOLVER.LAMBDA_SPARSE", 1.0, "weight of captions in the ratio loss", *NOT_NEGATIVE),
-    Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", *NOT_NEGATIVE),
+    Key("SOLVER.MARGIN", 0.2, "margin of the contrastive loss", NOT_NEGATIVE),
+    Key("SOLVER.RATIO_WEIGHT", 2.0, "weight of the ratio loss", NOT_NEGATIVE),
+    Key("SOLVER.TARGET_RATIO", 0.5, "target share of kept patches of the ratio loss", RATIO),
+    Key("SOLVER.LAMBDA_SPARSE", 1.0, "weight of captions in the ratio loss", NOT_NEGATIVE),
+    Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", NOT_NEGATIVE),
     _reid_key("SOLVER.AMP"),
     _reid_key("SOLVER.EVAL_PERIOD", "epochs between evaluations on the dev split, and at the end"),
     *map(_reid_key, ("SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD")),
-    Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
+    Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", POSITIVE),
     _reid_key("TEST.WEIGHT"),
     Key("TEST.SPLIT", "test", "split that seps test evaluates", ("train", "dev", "test")),
     Key(
         "TEST.FOLDS",
         1,
         "equal parts of the split, scored apart and averaged; 5: COCO 1K",
-        *POSITIVE,
+        POSITIVE,
     ),
 )
 

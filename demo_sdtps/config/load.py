@@ -1,10 +1,11 @@
 """Checked configuration from a YAML file, or its name, and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
 
-import difflib
 import io
+import sys
 from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,15 +14,12 @@ from fvcore.common.config import BASE_KEY
 from fvcore.common.config import CfgNode as BasedCfgNode
 from yacs.config import CfgNode
 
-from demo_sdtps.config.check import check_cfg, check_stored_score
 from demo_sdtps.config.common import WITHOUT_EFFECT
-from demo_sdtps.config.keys import KEYS
+from demo_sdtps.config.keys import DEMO_SCHEMA
 from demo_sdtps.config.left import LEFT
-from demo_sdtps.config.schema import Key, Schema
+from demo_sdtps.config.schema import Key, Schema, Values
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
-DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
-"""Configuration of train_net.py and of all commands but those of SEPS."""
 TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """YAML's spellings, which the command line accepts too."""
@@ -34,6 +32,7 @@ OWN = "Own"  # the folder in it for own data
 ENDINGS = ("", ".yml", ".yaml")
 FIXED = ("INPUT.SIZE_TEST", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD", "TEST.NECK_FEAT")
 """Keys beside those of MODEL whose values are part of the graph."""
+SCORE = "MODEL.SLIM_SCORE"
 
 
 class StoredText(NamedTuple):
@@ -45,35 +44,43 @@ class StoredText(NamedTuple):
     def __str__(self) -> str:
         return f"the checkpoint {self.path}"
 
+    def values(self) -> dict[str, object]:
+        """Values by full key."""
+        return flatten(parse_yaml(self.text, f"The configuration in {self}"))
+
 
 Source = str | Path | StoredText  # where values come from; messages name it
 
 
 def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
     """New configuration with every key of `schema` at its default (names as in DeMo)."""
-    cfg = CfgNode()
-    for key in schema.keys:
-        _put(cfg, key.name, list(key.default) if isinstance(key.default, list) else key.default)
-    return cfg
+    return _nested({key.name: key.default for key in schema.keys})
 
 
 def load_cfg(
     config: Source | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA
 ) -> CfgNode:
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen."""
-    cfg, path, pairs = get_cfg(schema), Path("default.yml"), parse_pairs(opts)
+    path, pairs, values = Path("default.yml"), parse_pairs(opts), flatten(get_cfg(schema))
     if isinstance(config, StoredText):
-        values = flatten(parse_yaml(config.text, f"The configuration in {config}"))
-        _merge(cfg, schema, values, config)
-        if schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in pairs:
-            check_stored_score(cfg.MODEL.SLIM_SCORE, config)
+        stored = config.values()
+        if SCORE not in pairs:
+            _check_stored_score(str(stored.get(SCORE)), config)
+        values |= _check_values(schema, stored, config)
     elif config is not None:
         path = config_path(Path(config))
-        _merge(cfg, schema, flatten(read_config(path, schema.example)), path)
-    _merge(cfg, schema, pairs, "the command line")
-    if not cfg.OUTPUT_DIR:
-        cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
+        values |= _check_values(schema, read_config(path, schema.example), path)
+    values |= _check_values(schema, pairs, "the command line")
+    values["OUTPUT_DIR"] = values["OUTPUT_DIR"] or f"runs/{path.resolve().parent.name}/{path.stem}"
+    cfg = _nested(values)
     schema.check(cfg)
+    cfg.freeze()
+    return cfg
+
+
+def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
+    """Frozen copy of a configuration with other values of some keys."""
+    cfg = _nested(flatten(cfg) | values)
     cfg.freeze()
     return cfg
 
@@ -122,9 +129,9 @@ def find_config(name: str, data: str | None, kinds: Collection[str], schema: Sch
     )
 
 
-def read_config(path: Path, example: str) -> dict:
-    """Sections of a YAML file on those of its `_BASE_: file`, which fvcore reads; a section whose keys are all commented out
-    changes none."""
+def read_config(path: Path, example: str) -> dict[str, object]:
+    """Values by full key of a YAML file on those of its `_BASE_: file`, which fvcore reads; a section whose keys are all
+    commented out changes none."""
 
     class File(BasedCfgNode):
         @classmethod
@@ -132,16 +139,14 @@ def read_config(path: Path, example: str) -> dict:
             advice = f"give --config_file an existing YAML file such as {example}"
             content = read_yaml(Path(filename), "configuration", advice)
             # by full key, so that a file replaces what it starts from however both write it
-            sections = {k: v for k, v in content.items() if v is not None}
-            return io.StringIO(yaml.dump(flatten(sections), Dumper=SafeDumper))
+            values = flatten({name: value for name, value in content.items() if value is not None})
+            return io.StringIO(yaml.safe_dump(values))
 
     try:
         return File.load_yaml_with_base(str(path))
-    except (AssertionError, AttributeError, RecursionError) as error:
-        reasons = {RecursionError: "it starts from itself", AttributeError: "it must name a file"}
-        reason = reasons.get(type(error), error)
+    except (AttributeError, RecursionError):
         raise UserError(
-            f"The configuration {path} cannot start from its {BASE_KEY} ({reason}); correct these lines."
+            f"The configuration {path} cannot start from its {BASE_KEY}: it must name another file; correct it."
         ) from None
 
 
@@ -150,48 +155,35 @@ def read_yaml(path: Path, kind: str, advice: str) -> dict:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"The {kind} {path} cannot be read ({getattr(error, 'strerror', None) or error}); {advice}."
-        ) from None
+        raise UserError(f"The {kind} {path} cannot be read ({error}); {advice}.") from None
     return parse_yaml(text, f"The {kind} {path}")
 
 
-SafeLoader, SafeDumper = (
-    getattr(yaml, f"CSafe{name}", getattr(yaml, f"Safe{name}")) for name in ("Loader", "Dumper")
-)
-"""In C, where PyYAML has them."""
-
-
-class UniqueKeys(SafeLoader):  # type: ignore[misc, valid-type]
+class UniqueKeys(yaml.SafeLoader):
     """A safe loader that refuses a key that stands twice in one mapping, where PyYAML takes the last."""
 
-    def __init__(self, stream: str):
-        super().__init__(stream)
-        self.checked: set[int] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        keys: dict[str, yaml.Node] = {}
-        # once, as it adds the keys of a `<<`, which may stand here too
-        for key, _ in node.value if id(node) not in self.checked else ():
-            if (first := keys.setdefault(str(key.value), key)) is not key:
-                lines = [each.start_mark.line + 1 for each in (first, key)]
-                raise yaml.YAMLError(f"{key.value} stands in lines {lines[0]} and {lines[1]}")
-        self.checked.add(id(node))
-        super().flatten_mapping(node)
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in names:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"{key.value} stands in line {line} for the second time")
+            names.add(str(key.value))
+        return node
 
 
 def parse_yaml(text: str, what: str) -> dict:
     """Sections of a YAML text, {} for an empty one; `what` names it in messages."""
     try:
-        content = yaml.load(text, UniqueKeys)
-        flatten(content if isinstance(content, dict) else {})  # refuses what cannot be
+        content = yaml.load(text, UniqueKeys) or {}
+        flatten(content)  # refuses what cannot be
     except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for an invalid date
-        raise UserError(
-            f"{what} is not valid YAML ({' '.join(str(error).split())}); correct it."
-        ) from None
-    if not isinstance(content, dict | None):
-        raise UserError(f"{what} holds no KEY: value pairs; correct it, or give another.")
-    return content or {}
+        reason = " ".join(str(error).split())
+        raise UserError(f"{what} is not valid YAML ({reason}); correct it.") from None
+    except AttributeError:
+        raise UserError(f"{what} holds no KEY: value pairs; correct it.") from None
+    return content
 
 
 def parse_pairs(opts: Sequence[str]) -> dict[str, str]:
@@ -209,16 +201,6 @@ def parse_pairs(opts: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
-    """Frozen copy of a configuration with other values of some keys."""
-    cfg = cfg.clone()
-    cfg.defrost()
-    for name, value in values.items():
-        _put(cfg, name, value)
-    cfg.freeze()
-    return cfg
-
-
 def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
     """Values by full key of nested sections. Raises `ValueError` for a key that stands in its section and with its name."""
     values: dict[str, object] = {}
@@ -231,9 +213,21 @@ def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
     return values
 
 
+def _nested(values: Mapping[str, object]) -> CfgNode:
+    """A configuration from values by full key: the inverse of `flatten`. Lists are copied."""
+    cfg = CfgNode()
+    for name, value in values.items():
+        *sections, leaf = name.split(".")
+        node = cfg
+        for section in sections:
+            node = node.setdefault(section, CfgNode())
+        node[leaf] = copy(value)
+    return cfg
+
+
 def other_settings(cfg: CfgNode, config: StoredText) -> dict[str, tuple[object, object]]:
     """The keys of a configuration that belong to a model, and have other values in the stored `config`: both values."""
-    stored = flatten(parse_yaml(config.text, f"The configuration in {config}"))
+    stored = config.values()
     return {
         key: (value, stored[key])
         for key, value in flatten(cfg).items()
@@ -242,64 +236,47 @@ def other_settings(cfg: CfgNode, config: StoredText) -> dict[str, tuple[object, 
     }
 
 
-def _merge(cfg: CfgNode, schema: Schema, values: Mapping[str, object], source: Source) -> None:
-    for name, value in values.items():
-        if name in LEFT and name not in schema.by_name:
-            _check_left(name, value, source)
-            continue
-        if name not in schema.by_name:
-            raise UserError(f"Unknown key {name!r} in {source}; {_advice(schema, name, source)}.")
-        _put(cfg, name, _check_value(schema.by_name[name], value, source))
+def _check_stored_score(name: str, place: StoredText) -> None:
+    """Raise `UserError` where a file names a score whose module is not imported: files from elsewhere run no code."""
+    module = name.partition(":")[0]
+    if ":" in name and module not in sys.modules:
+        raise UserError(
+            f"{SCORE} of {place} is {name!r}, whose module is not imported, and a file imports none by "
+            f"itself; give {SCORE} {name} on the command line, or import {module} before."
+        )
 
 
-def _check_left(name: str, value: object, source: Source) -> None:
-    """Raise `UserError` where a key that left has another value than its old default."""
-    default, instead = LEFT[name]
-    value = _coerce(Key(name, default, instead), value)
-    if value == default and type(value) is type(default):
-        return
-    where = "give --config_file a configuration without it"
-    leave_out = where if isinstance(source, StoredText) else "leave it out"
-    raise UserError(
-        f"{name} in {source} is {value!r}, but only {default!r} is accepted, as this version has no such key; {leave_out}: "
-        f"{instead}."
-    )
-
-
-def _advice(schema: Schema, name: str, source: Source) -> str:
-    """What to do about an unknown key."""
-    if isinstance(source, StoredText):
-        return "it belongs to another command or version; give --config_file the one of this"
-    near = difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5)
-    return f"the nearest valid key is {near[0]}" if near else "--keys lists the valid ones"
-
-
-def _put(cfg: CfgNode, name: str, value: object) -> None:
-    *sections, leaf = name.split(".")
-    for section in sections:
-        cfg = cfg.setdefault(section, CfgNode())
-    cfg[leaf] = value
+def _check_values(schema: Schema, values: Mapping[str, object], source: Source) -> dict:
+    """`values` in the types of their keys, without those of keys that left."""
+    for name in values:
+        if name not in schema.by_name and name not in LEFT:
+            near = nearest_name(str(name).upper(), schema.by_name)
+            raise UserError(f"Unknown key {name!r} in {source}{near}; --keys lists the valid ones.")
+    keys = LEFT | schema.by_name
+    checked = {name: _check_value(keys[name], value, source) for name, value in values.items()}
+    return {name: value for name, value in checked.items() if name in schema.by_name}
 
 
 def _check_value(key: Key, value: object, source: Source) -> object:
-    """`value` in the type of the key's default."""
-    value = _coerce(key, value)
-    wrong = f"{key.name} in {source} is {value!r}, but it must be"
+    """`value` in the type of the key's default. Raises `UserError` for one that the key does not allow."""
+    value, allowed = _convert(key, value), key.allowed
+    expected = ""
     if type(value) is not type(key.default):
-        kind = TYPE_NAMES.get(type(key.default), "a list")
-        raise UserError(f"{wrong} {kind} such as {key.default!r}; it is: {key.description}.")
-    if isinstance(key.allowed, tuple) and value not in key.allowed:
-        why = f" ({key.allowed_text})" if key.allowed_text else nearest_name(value, key.allowed)
-        raise UserError(f"{wrong} {' or '.join(map(repr, key.allowed))}{why}.")
-    if callable(key.allowed) and not key.allowed(value):
-        raise UserError(f"{wrong} {key.allowed_text}.")
+        expected = f"{TYPE_NAMES.get(type(key.default), 'a list')} such as {key.default!r}"
+    elif isinstance(allowed, Values):
+        expected = "" if allowed.allows(value) else allowed.text
+    elif allowed and value not in allowed:
+        expected = f"{' or '.join(map(repr, allowed))}{nearest_name(value, allowed)}"
+    if expected:
+        raise UserError(
+            f"{key.name} in {source} is {value!r}, but it must be {expected} ({key.description})."
+        )
     return value
 
 
-def _coerce(key: Key, value: object) -> object:
+def _convert(key: Key, value: object) -> object:
     """`value` in the type of the default where it can be, with the spellings of DeMo's files: "1e-4", ('0'), (40, 70), on."""
     kind: type = type(key.default)
-    choices = key.allowed if isinstance(key.allowed, tuple) else ()
     literal = _literal(value)
     # For a text only a quoted literal such as "('0')" is unwrapped; 0, None and True remain texts.
     if kind is not str or isinstance(literal, str):
@@ -307,9 +284,9 @@ def _coerce(key: Key, value: object) -> object:
     truth = BOOLEANS.get(str(value).lower())
     if kind is bool and truth is not None:
         return truth
-    if kind is str and truth is not None and value not in choices:
+    if isinstance(value, bool) and isinstance(key.allowed, tuple):
         # YAML reads an unquoted on, off, yes or no as a boolean.
-        return next((text for text in choices if BOOLEANS.get(text) is truth), value)
+        return next((text for text in key.allowed if BOOLEANS.get(text) is value), value)
     if kind is float and type(value) is int:
         return float(value)
     return kind(value) if kind in (list, tuple) and isinstance(value, list | tuple) else value
@@ -317,10 +294,8 @@ def _coerce(key: Key, value: object) -> object:
 
 def _literal(value: object) -> object:
     """The Python literal or YAML list that a text holds, or `value`."""
-    if not isinstance(value, str):
-        return value
     with suppress(ValueError, SyntaxError, TypeError):
-        return literal_eval(value)
+        return literal_eval(value) if isinstance(value, str) else value
     with suppress(yaml.YAMLError, ValueError):
         # a list of texts without quotes
         return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.check import import_score
 from demo_sdtps.config.common import MODALITIES
+from demo_sdtps.config.keys import import_score
 from demo_sdtps.runtime.errors import UserError, nearest_name
 from vit_slim.scores import SCORES
 from vit_slim.stage import Score

@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.common import MISSING_CASES, MODALITIES
 from demo_sdtps.config.keys import KEYS
+from demo_sdtps.config.schema import Values
 from demo_sdtps.runtime.errors import UserError
 
 ADDED = {
@@ -48,8 +49,9 @@ def check_values(cfg: CfgNode) -> None:
             raise UserError(
                 f"The configuration has no key {key.name}; call demo_sdtps.add_config(cfg) before merge_from_file."
             )
-        if callable(key.allowed) and not key.allowed(cfg.MODEL[name]):
-            raise UserError(f"{key.name} is {cfg.MODEL[name]!r}; it must be {key.allowed_text}.")
+        allowed = key.allowed
+        if isinstance(allowed, Values) and not allowed.allows(cfg.MODEL[name]):
+            raise UserError(f"{key.name} is {cfg.MODEL[name]!r}; it must be {allowed.text}.")
 
 
 def missing_letters(cfg: CfgNode) -> str:

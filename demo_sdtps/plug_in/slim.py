@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.config.check import check_stage_keys
 from demo_sdtps.config.common import MODALITIES
+from demo_sdtps.config.keys import check_stage_keys
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.plug_in.hosts import Host, block_paths, missing_letters
 from demo_sdtps.runtime.errors import UserError

@@ -143,7 +143,7 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
         (seps.check, "shapes --data none", "none/shapes/train_caps.txt is missing"),
         (train_net, "", "no configuration: name one, .* give --weight a .* or give"),
         (train_net, "SOLVER.SED 1", "There is no configuration: name one"),
-        (train_net, "RGB SOLVER.SED 1", "nearest valid key is SOLVER.SEED"),
+        (train_net, "RGB SOLVER.SED 1", "the nearest is 'SOLVER.SEED'"),
         (train_net, "--configfile x", "no flag --configfile; the nearest is '--config_file'"),
         (train_net, "RGB -epochs=2", "no flag -epochs; the nearest is '--epochs'"),
         (search, "--galery x", "no flag --galery; the nearest is '--gallery'"),

@@ -78,14 +78,10 @@ def test_the_defaults_of_seps_are_the_originals():
     assert (solver.GRAD_CLIP, solver.ALL_NEGATIVES_EPOCHS) == (2.0, 1)
 
 
-def test_every_key_is_described_once_and_allows_its_default():
+def test_every_key_allows_its_default():
     assert len({key.name for key in KEYS}) == len(KEYS)
     for key in KEYS:
-        assert len(key.description) > 4 and not key.description.endswith("."), key.name
-        if callable(key.allowed):
-            assert key.allowed(key.default) is True and key.allowed_text, key.name
-        else:
-            assert not key.allowed or key.default in key.allowed, key.name
+        assert load_cfg(None, [key.name, key.default]) == load_cfg(), key.name
 
 
 def test_every_key_is_read():
@@ -157,8 +153,8 @@ def test_a_value_takes_the_type_of_its_key(tmp_path, text, name, expected):
 
 
 def test_a_file_starts_from_its_base(tmp_path):
-    """Relative to its folder; an empty section, or one whose keys are all commented out, changes none."""
-    base = write(tmp_path, "MODEL: {HEAD: 4}\nSOLVER: {SEED: 3, MAX_EPOCHS: 5}\n")
+    """Relative to its folder, however both write a key; a section whose keys are all commented out changes none."""
+    base = write(tmp_path, "MODEL: {HEAD: 4}\nSOLVER: {SEED: 3}\nSOLVER.MAX_EPOCHS: 5\n")
     (tmp_path / "some" / "next.yml").write_text(f"_BASE_: {base.name}\nSOLVER:\n  SEED: 7\n")
     last = tmp_path / "last.yml"
     last.write_text("_BASE_: some/next.yml\nMODEL:\n  # HEAD: 2\nSOLVER: {MAX_EPOCHS: 9}\n")
