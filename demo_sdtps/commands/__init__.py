@@ -1,4 +1,4 @@
-"""The command demo-sdtps: every command of users by its name. (`python -m demo_sdtps` is the plug-in's.)"""
+"""The command demo-sdtps: every command of users by its name."""
 
 import os
 import sys
