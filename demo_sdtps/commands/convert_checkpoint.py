@@ -26,7 +26,7 @@ def main() -> None:
     if output.exists() and output.samefile(content.path):
         raise UserError(f"The output {output} is the checkpoint to read; choose another.")
     if arguments.to == "backbone":
-        weights = backbone_weights(content.model, arguments.input)
+        weights = backbone_weights(content.model)
         save_whole(weights, output)
         cli.print_lines(
             f"Wrote {len(weights)} tensors of the backbone, to start from with MODEL.PRETRAIN_PATH_T {output}"

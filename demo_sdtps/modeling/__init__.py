@@ -5,6 +5,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from demo_sdtps.modeling.demo import DeMo, make_model
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from demo_sdtps.modeling.demo import DeMo, make_model
+
 __all__ = ["DeMo", "make_model"]
 
 

@@ -74,8 +74,9 @@ def slim_backbone(
 def _run(
     slimming: Slimming, backbone: Backbone, stem: ByModality, images: ByModality
 ) -> BackboneOutput:
-    grid, names = backbone.grid_size, tuple(stem)
-    known = saliency(images, *backbone.patch_windows, grid) if slimming.reads_saliency else {}
+    grid, names, patch = backbone.grid_size, tuple(stem), backbone.vit.patch_embed.proj
+    windows = patch.kernel_size, patch.stride
+    known = saliency(images, *windows, grid) if slimming.reads_saliency else {}
     missing = is_missing(images)
     state = State(grid, names, slimming.shared, images, missing, saliency=known)
     values, records, losses = torch.cat(list(stem.values())), [], []

@@ -75,7 +75,11 @@ class HDM(nn.Module):
         tokens·(W_kᵀq), where b_k cancels in the softmax, and the tokens are pooled before W_v. After dropout the weights do
         not sum to 1, so their sum multiplies b_v.
         """
-        (query, key, value), (query_bias, _, value_bias) = self.projections()
+        # One unbind for all: every single index would allocate a gradient as large as the whole tensor.
+        (query, key, value), (query_bias, _, value_bias) = (
+            stacked.unflatten(1, (3, -1)).unbind(1)
+            for stacked in (self.in_proj_weight, self.in_proj_bias)
+        )
         globals_ = torch.stack([global_feats[name] for name in self.modalities])
         weights = self.attention(patches, globals_, query, query_bias, key)
         pooled = self.pool(weights.flatten(2, 3).index_select(2, self.pairs), patches, globals_)
@@ -85,22 +89,6 @@ class HDM(nn.Module):
         bias, weight = self.out_proj_bias.unsqueeze(1), self.out_proj_weight.transpose(1, 2)
         return torch.baddbmm(bias, whole.transpose(0, 1), weight).transpose(0, 1)
 
-    def weights(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
-        """The attention weights of a forward, (B, 1 + N, modalities, 7, heads), the global feature's first; without dropout a
-        subset's sum to 1."""
-        (query, key, _), (query_bias, *_) = self.projections()
-        globals_ = torch.stack([global_feats[name] for name in self.modalities])
-        return self.attention(patches, globals_, query, query_bias, key)
-
-    def projections(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """W_q, W_k and W_v, each (7, C, C), and their biases, each (7, C)."""
-        # One unbind for all: every single index would allocate a gradient as large as the whole tensor.
-        weights, biases = (
-            stacked.unflatten(1, (3, -1)).unbind(1)
-            for stacked in (self.in_proj_weight, self.in_proj_bias)
-        )
-        return weights, biases
-
     def attention(
         self,
         patches: ByModality,
@@ -109,8 +97,9 @@ class HDM(nn.Module):
         query_bias: torch.Tensor,
         key: torch.Tensor,
     ) -> torch.Tensor:
-        """Patches (B, N, C), global features (3, B, C), W_q, b_q and W_k → what `weights` returns, 0 for a modality that is
-        not in the subset."""
+        """Patches (B, N, C), global features (3, B, C), W_q (7, C, C), b_q (7, C) and W_k (7, C, C) → the attention weights
+        (B, 1 + N, modalities, 7, heads), the global feature's first, 0 for a modality that is not in the subset; without
+        dropout a subset's sum to 1."""
         scale, bias, token = HEAD_WIDTH**-0.5, query_bias.unsqueeze(-1), self.query.unsqueeze(-1)
         queries = torch.baddbmm(bias, query, token, beta=scale, alpha=scale)
         # W_kᵀq, whose product with a token is the token's logit.
@@ -184,14 +173,11 @@ class ATMoE(nn.Module):
         inputs = features.unflatten(2, (self.heads, self.head_width)).transpose(1, 2).flatten(1, 2)
         experts = torch.einsum("edc,bec->bed", self.expert_weight, inputs) + self.expert_bias
         experts = self.norm(self.activation(experts).flatten(1)).view_as(experts)
-        weighted = experts.unflatten(1, (self.heads, -1)) * self.gates(features).unsqueeze(-1)
-        return weighted.transpose(1, 2).flatten(1)
-
-    def gates(self, features: torch.Tensor) -> torch.Tensor:
-        """HDM's features (B, 7, C) → each head's weights of the seven, (B, heads, 7) with sum 1."""
         by_head = self.heads, self.head_width
         query = self.query(self.gate(features.flatten(1))).unflatten(1, by_head)
         # As in HDM the key's projection is applied to the one query, not to the seven features.
         query = torch.einsum("hdc,bhd->bhc", self.key.weight.unflatten(0, by_head), query)
         logits = torch.einsum("bhc,bec->bhe", query, features) * self.head_width**-0.5
-        return logits.softmax(dim=-1)
+        gates = logits.softmax(dim=-1)  # (B, heads, 7)
+        weighted = experts.unflatten(1, (self.heads, -1)) * gates.unsqueeze(-1)
+        return weighted.transpose(1, 2).flatten(1)

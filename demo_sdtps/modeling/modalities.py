@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-Grid = tuple[int, int]  # rows and columns of patches
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
 SUBSETS = {

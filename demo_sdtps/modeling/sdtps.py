@@ -42,11 +42,6 @@ def min_max(similarity: torch.Tensor) -> torch.Tensor:
     return (similarity - low) / (high - low + 1e-8)
 
 
-def cosine_guidance(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
-    """`cosines`, min-max normalised over the patches: tokens (..., N, C), guides (G, ..., C) → (G, ..., N) in [0, 1]."""
-    return min_max(cosines(tokens, guides))
-
-
 def guided_score(
     predicted: torch.Tensor,
     guidance: Iterable[torch.Tensor],
@@ -293,26 +288,20 @@ class SDTPS(nn.Module):
 
         `missing`, True or (B, 1) bool by modality: its global feature does not guide the others.
         """
-        return {name: self._select(name, tokens[name], global_feats, missing) for name in tokens}
-
-    def _select(
-        self,
-        modality: str,
-        tokens: torch.Tensor,
-        global_feats: Mapping[str, torch.Tensor],
-        missing: Mapping[str, bool | torch.Tensor],
-    ) -> Selection:
-        sparse, aggregation = (
-            getattr(self, f"{STATE_NAMES[modality]}_{step}") for step in ("sparse", "aggr")
-        )
-        weights = guide_weights(modality, global_feats, missing)
-        guidance = cosine_guidance(tokens, torch.stack([global_feats[guide] for guide in weights]))
-        predicted = predict(sparse.score_predictor, tokens)
-        score = guided_score(predicted, guidance, weights.values(), self.beta)
-        kept, extra, mask, index = sparse(tokens, score)
-        aggregated = aggregation(kept, mask.gather(1, index))
-        slimmed = torch.cat([aggregated, extra], dim=1).to(tokens.dtype)
-        return Selection(slimmed, mask, score, index)
+        selections = {}
+        for modality, patches in tokens.items():
+            name = STATE_NAMES[modality]
+            sparse, aggregation = getattr(self, f"{name}_sparse"), getattr(self, f"{name}_aggr")
+            weights = guide_weights(modality, global_feats, missing)
+            guides = torch.stack([global_feats[guide] for guide in weights])
+            guidance = min_max(cosines(patches, guides))
+            predicted = predict(sparse.score_predictor, patches)
+            score = guided_score(predicted, guidance, weights.values(), self.beta)
+            kept, extra, mask, index = sparse(patches, score)
+            aggregated = aggregation(kept, mask.gather(1, index))
+            slimmed = torch.cat([aggregated, extra], dim=1).to(patches.dtype)
+            selections[modality] = Selection(slimmed, mask, score, index)
+        return selections
 
 
 class MultiModalSDTPS(SDTPS):

@@ -108,6 +108,7 @@ def test_training_pairs(switches_and_model):
         )
         assert_logits(scores, model.heads[name], feature)
     assert list(model.heads) == heads
+    assert model.head_weights == {name: 0.7 if name == "sdtps" else 1.0 for name in heads}
 
 
 @torch.no_grad()
@@ -186,34 +187,12 @@ def frozen_names(model):
 
 # A softmax over the selected tokens does not feel a bias that they share: its gradient is zero but for rounding.
 UNFELT = {f"sdtps.{name}_aggr.weight.3.bias" for name in ("rgb", "nir", "tir")}
-SCORERS = {
-    f"sdtps.{name}_sparse.score_predictor.{layer}.{leaf}"
-    for name in ("rgb", "nir", "tir")
-    for layer in (0, 2)
-    for leaf in ("weight", "bias")
-}
 
 
 def test_a_backward_reaches_every_parameter(switches_and_model):
     _, model = switches_and_model
     assert frozen_names(model) == {f"heads.{name}.bottleneck.bias" for name in model.heads}
     assert without_gradient(model) - UNFELT == frozen_names(model)
-
-
-@pytest.mark.parametrize(
-    "opts, expected",
-    [
-        (["MODEL.SDTPS_SPARSE_RATIO", "1.0"], SCORERS),
-        (["MODEL.SDTPS_SPARSE_RATIO", "1.0", "MODEL.SDTPS_USE_GUMBEL", "True"], set()),
-        (["MODEL.SDTPS_USE_GUMBEL", "True"], set()),
-        (["MODEL.SDTPS_BETA", "0.5"], SCORERS),
-    ],
-    ids=["nothing is dropped", "nothing is dropped, Gumbel", "Gumbel", "guidance alone"],
-)
-def test_score_mlp_is_reached_only_where_the_score_matters(opts, expected):
-    """By the extra token's weights where something is dropped, by Gumbel's mask; not where guidance alone decides."""
-    model = randomise(tiny_model(*opts))
-    assert without_gradient(model) - UNFELT - frozen_names(model) == expected
 
 
 def test_a_frozen_backbone():
@@ -226,13 +205,6 @@ def test_a_frozen_backbone():
     assert transformer < frozen_names(model)
     assert "backbone.camera_embedding" not in frozen_names(model)
     assert without_gradient(model) - UNFELT == frozen_names(model)
-
-
-def test_pairs_weights_and_widths(switches_and_model):
-    switches, model = switches_and_model
-    heads = head_names(switches)
-    assert model.head_weights == {name: 0.7 if name == "sdtps" else 1.0 for name in heads}
-    assert list(model.layout.widths.items()) == [(name, head_width(name)) for name in heads]
 
 
 @pytest.mark.parametrize("feeds", [True, False])
@@ -278,7 +250,6 @@ def test_autocast_leaves_features_in_float32_and_near(opts, near):
     [
         ("MODEL.SDTPS_SPARSE_RATIO 0.1 MODEL.SDTPS_AGGR_RATIO 0.1", r"MODEL\.SDTPS_SPARSE_RATIO"),
         ("MODEL.ATM True MODEL.HEAD 4", r"MODEL\.ATM is True and MODEL\.HDM False"),
-        ("MODEL.STRIDE_SIZE [9,8]", r"MODEL\.STRIDE_SIZE"),
         ("INPUT.SIZE_TRAIN [7,64] INPUT.SIZE_TEST [7,64]", r"INPUT\.SIZE_TRAIN"),
     ],
 )

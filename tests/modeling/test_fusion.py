@@ -3,12 +3,11 @@
 import pytest
 import torch
 from golden_cases import load_case, relative_error, weight
-from numeric import assert_close, generator, shift_seed
+from numeric import generator, shift_seed
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, ATMoE
-from demo_sdtps.modeling.modalities import SUBSETS
 from tests.reference.fusion import MODALITIES_OF, Fusion
 
 GOLDEN, MODES = ("fusion_small", "fusion_hdm_only"), ("eval", "train")
@@ -149,44 +148,6 @@ def test_equals_the_plain_version(shape, mode, dropout, same_dropout):
         assert torch.allclose(tensor, expected_state[name], rtol=1e-12), name
     if heads:
         assert state["atmoe.norm.num_batches_tracked"] == 7 + (mode == "train")
-
-
-@torch.no_grad()
-def test_dropout_acts_in_training_alone():
-    torch.manual_seed(shift_seed())
-    hdm = HDM(128)
-    patches, global_feats = random_tokens(128, 128, 16, dtype=torch.float32)
-
-    def attention():
-        """→ {subset: (B, heads, tokens of its modalities)}; other modalities have no weight."""
-        weights = hdm.weights(patches, global_feats).permute(3, 2, 0, 4, 1)  # (7, 3, B, heads, L)
-        places = enumerate(SUBSETS.items())
-        inside = [[name in subset for name in MODALITIES] for subset in SUBSETS.values()]
-        assert not weights[~torch.tensor(inside)].any()
-        return {
-            subset: torch.cat([weights[place, MODALITIES.index(name)] for name in names], dim=-1)
-            for place, (subset, names) in places
-        }
-
-    hdm.eval()
-    whole = attention()
-    for subset, same in attention().items():
-        assert torch.equal(same, whole[subset]) and same.shape[-1] == 129 * len(SUBSETS[subset])
-        assert_close(same.double().sum(dim=-1), torch.ones(16, 2), same.shape[-1])
-    hdm.train()
-    torch.manual_seed(shift_seed(1))
-    left, others = attention(), attention()
-    draws = []
-    for subset, kept in left.items():
-        dropped = kept == 0
-        assert whole[subset].gt(0).all()
-        standard_error = (0.1 * 0.9 / dropped.numel()) ** 0.5
-        assert dropped.double().mean() == pytest.approx(0.1, abs=6 * standard_error)
-        assert_close(kept[~dropped], whole[subset][~dropped].double() / 0.9, 1, 1)
-        assert not torch.equal(kept, others[subset])
-        draws += dropped[..., :129].flatten(0, 1)
-    # Every sample, subset and head is drawn on its own.
-    assert len(torch.stack(draws).unique(dim=0)) == len(draws)
 
 
 def test_parameters_start_as_torchs_layers_do():

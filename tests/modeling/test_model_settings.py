@@ -4,21 +4,26 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import random_images, tiny_model
+from timm.layers import DropPath
+from tiny import CLIP_CONFIG, clip_model, random_images, tiny_model
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config import MODALITIES, load_cfg
 
 
 def encode(model, seed=1):
     return model.forward_features(*random_images(seed)).context
 
 
-@pytest.mark.parametrize("key", ["MODEL.DROP_OUT", "MODEL.ATT_DROP_RATE"])
+@pytest.mark.parametrize("key", ["MODEL.DROP_OUT", "MODEL.ATT_DROP_RATE", "MODEL.DROP_PATH"])
 @torch.no_grad()
 def test_dropout_of_mlps_and_attention_acts_in_training_only(key):
     model = tiny_model(key, 0.4)
-    block = model.backbone.vit.blocks[2]
-    rates = {"MODEL.DROP_OUT": block.mlp.drop2.p, "MODEL.ATT_DROP_RATE": block.attn.attn_drop.p}
+    block = model.backbone.vit.blocks[-1]
+    rates = {
+        "MODEL.DROP_OUT": block.mlp.drop2.p,
+        "MODEL.ATT_DROP_RATE": block.attn.attn_drop.p,
+        "MODEL.DROP_PATH": getattr(block.drop_path2, "drop_prob", 0.0),
+    }
     assert rates == {name: 0.4 if name == key else 0.0 for name in rates}
     for is_training in (True, False):
         first, second = (encode(model.train(is_training)).tokens["TI"] for _ in range(2))
@@ -29,6 +34,15 @@ def test_dropout_of_mlps_and_attention_acts_in_training_only(key):
 def test_the_backbone_has_as_many_blocks_as_are_asked_for(name):
     model = tiny_model("MODEL.TRANSFORMER_TYPE", name, "MODEL.DEPTH", 3)
     assert len(model.backbone.vit.blocks) == 3
+
+
+def test_clips_tower():
+    """Without the stochastic depth of its configuration."""
+    backbone = clip_model().backbone
+    assert load_cfg(CLIP_CONFIG).MODEL.DROP_PATH > 0
+    assert not any(isinstance(module, DropPath) for module in backbone.modules())
+    assert sum(parameter.numel() for parameter in backbone.vit.parameters()) == 86_140_416
+    assert (backbone.width, backbone.num_patches, tuple(backbone.grid_size)) == (512, 128, (16, 8))
 
 
 @pytest.mark.parametrize(("beta", "by_mlp", "by_guides"), [(0, 1, 0), (0.25, 1, 1), (0.5, 0, 1)])
@@ -43,15 +57,6 @@ def test_beta_weighs_the_mlp_and_the_other_modalities(beta, by_mlp, by_guides):
         parameter.normal_()
     assert torch.equal(with_guides, before) == (not by_guides)
     assert torch.equal(model.select_patches(context)["TI"].mask, before) == (not by_mlp)
-
-
-@pytest.mark.parametrize(("tau", "is_felt"), [(1.0, True), (1e6, False)])
-def test_the_masks_gradient_falls_with_the_temperature(tau, is_felt):
-    model = tiny_model("MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_TAU", tau).train()
-    mask = model.select_patches(encode(model))["RGB"].mask
-    (mask * torch.randn_like(mask)).sum().backward()
-    weight = model.sdtps.rgb_sparse.score_predictor[2].weight
-    assert (float(weight.grad.norm()) > 1e-5) is is_felt
 
 
 @pytest.mark.parametrize(("value", "expected"), [(True, {*MODALITIES}), (False, {"NI"})])

@@ -4,14 +4,12 @@ import re
 
 import pytest
 import torch
-from feature_stores import damage
-from numeric import numpy_generator
 from tiny import tiny_model
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import from_demo, load_file, to_demo
-from tests.reference.fusion import MODALITIES_OF, Fusion
+from tests.reference.fusion import Fusion
 
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 
@@ -42,35 +40,9 @@ def random_fusion(width=64, heads=4, dtype=torch.float32, seed=2):
     [(64, 4, torch.float32), (192, 12, torch.float16), (128, None, torch.float32)],
 )
 def test_demos_fusion_and_back(width, heads, dtype):
-    """Seven attentions and 7·HEAD experts, head by head, become places of stacked tensors."""
+    """The places of the stacks are those of tests/modeling/test_fusion.py, which computes with them."""
     theirs = random_fusion(width, heads, dtype)
     ours = from_demo(theirs)
-    assert all(
-        tensor.dtype in (dtype, torch.int64)
-        for name, tensor in ours.items()
-        if name.startswith(("hdm.", "atmoe."))
-    )
-    fusion = {name.removeprefix("generalFusion."): tensor for name, tensor in theirs.items()}
-    for place, subset in enumerate(MODALITIES_OF):
-        assert torch.equal(ours["hdm.query"][place], fusion[f"{subset}_token"][0, 0])
-        for leaf in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"):
-            assert torch.equal(
-                ours[f"hdm.{leaf.replace('out_proj.', 'out_proj_')}"][place],
-                fusion[f"{subset}.{leaf}"],
-            )
-    width //= heads or 1
-    for place in range(7 * (heads or 0)):
-        expert = f"moe.experts.{place // 7}.expertHead.{place % 7}.mlp"
-        assert torch.equal(ours["atmoe.expert_weight"][place], fusion[f"{expert}.0.weight"])
-        assert torch.equal(ours["atmoe.expert_bias"][place], fusion[f"{expert}.0.bias"])
-        for leaf in ("weight", "bias", "running_mean", "running_var"):
-            assert torch.equal(
-                ours[f"atmoe.norm.{leaf}"][place * width : (place + 1) * width],
-                fusion[f"{expert}.2.{leaf}"],
-            )
-    if heads:
-        assert ours["atmoe.norm.num_batches_tracked"] == 1234567
-
     back = to_demo(ours)
     assert_same(back, theirs)
     for name, tensor in back.items():  # a view would be saved with the whole stack
@@ -86,25 +58,6 @@ def test_a_fusion_that_is_not_whole_is_reported(tmp_path):
         UserError, match=rf"broken.pth cannot be used: {re.escape(missing)} is missing"
     ):
         read_checkpoint(tmp_path / "broken.pth")
-
-
-def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):
-    """Anywhere in a file: torch itself reads other weights from most places."""
-    path, draws = tmp_path / "flipped.pth", numpy_generator(3)
-    content = {"model": tiny_model().state_dict(), "config": "MODEL: {}"}
-    torch.save(content, path)
-    whole, refused = path.read_bytes(), 0
-    for _ in range(60):
-        damage(path, draws, zeroes=False)
-        try:
-            loaded = load_file(path)
-        except ValueError:
-            refused += 1
-        else:  # between the entries
-            assert loaded["config"] == content["config"]
-            assert_same(loaded["model"], content["model"])
-        path.write_bytes(whole)
-    assert refused > 40
 
 
 @pytest.mark.parametrize("without_weights", [False, True])

@@ -15,11 +15,9 @@ from torch import nn
 from yacs.config import CfgNode
 
 import demo_sdtps
-from demo_sdtps.evaluation.operations import total_macs
-from demo_sdtps.modeling.sdtps import gather_tokens
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.errors import UserError
-from tests.reference.hosts import CLASSES, GRID, HOSTS, NAMES, PATCH, PATCHES, SIZE, WIDTH, Tower
+from tests.reference.hosts import CLASSES, GRID, HOSTS, NAMES, PATCH, PATCHES, SIZE, WIDTH
 from tests.reference.patch_scores import saliency
 
 BATCH, BLOCKS, KEEP = 3, [1, 2], [0.5, 0.5]
@@ -166,44 +164,6 @@ def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training,
         for key, parameter in model.named_parameters():
             assert parameter.grad is None or parameter.grad.isfinite().all(), key
             assert not key.endswith("conv1.weight") or parameter.grad.norm() > 0, key
-
-
-@pytest.mark.parametrize(
-    "name", ["UGG", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MFRNet",))]
-)
-def test_the_operations_of_a_slimmed_host_are_counted(name):
-    """By tracing, in which sizes are tensors."""
-    dense, slimmed = (total_macs(model.eval(), inputs(name)) for model in (build(name), slim(name)))
-    assert 0 < slimmed < 0.9 * dense
-
-
-def entering(name, model):
-    """The tokens (B, L, C) in the first slimmed block in each call of a tower, and the tower."""
-    tokens = []
-    for tower in (module for module in model.modules() if isinstance(module, Tower)):
-        blocks = tower.transformer.resblocks if tower.tokens_first else tower.blocks
-        first = next(blocks[BLOCKS[0]].children())
-        first.register_forward_pre_hook(
-            lambda part, inputs, tower=tower: tokens.append(
-                inputs[0].transpose(0, 1) if tower.tokens_first else inputs[0]
-            )
-        )
-    outputs(model, inputs(name))
-    return tokens, tower
-
-
-@pytest.mark.parametrize("name", SLIMMED)
-def test_a_block_sees_the_kept_patches_among_the_other_tokens(name):
-    """Without merging: tokens before and after the patches stay."""
-    model = slim(name, SLIM_MERGE=False)
-    kept, (dense, tower) = watch(model), entering(name, build(name))
-    for whole, actual, places in zip(
-        dense, entering(name, model)[0], kept[:: len(BLOCKS)], strict=True
-    ):
-        end = tower.prefix + PATCHES
-        patches = gather_tokens(whole[:, tower.prefix : end], torch.cat(list(places.values())))
-        expected = torch.cat([whole[:, : tower.prefix], patches, whole[:, end:]], dim=1)
-        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from sdtps_cases import assert_gradients_equal
 
 import demo_sdtps
 from demo_sdtps.config import get_cfg
-from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
 FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
 SLIMMED = ["MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
@@ -98,37 +97,6 @@ def test_training_returns_another_pair_and_reaches_every_new_parameter(build, op
         assert name.endswith("aggr.weight.3.bias") or gradient.norm() > 1e-7, name
 
 
-RATIOS = [
-    *("MODEL.SDTPS_SPARSE_RATIO", 0.75, "MODEL.SDTPS_AGGR_RATIO", 0.5, "MODEL.SDTPS_BETA", 0.1)
-]
-
-
-@EACH_SETTING
-@pytest.mark.parametrize("keys, arguments", [([], ()), (RATIOS, (0.75, 0.5))])
-def test_patterns_hold_the_features_of_our_module(build, opts, keys, arguments):
-    """1 original, 2 enhanced, 3 both, in batches that could be taken for a pair or a triple too."""
-    model, off = build(*opts, *keys), build(*opts, is_on=False)
-    calls = []
-    model.sdtps.register_forward_hook(lambda module, inputs, output: calls.append((inputs, output)))
-    patches = 10 if "MODEL.STRIDE_SIZE" in opts else 8
-    module = MultiModalSDTPS(WIDTH, patches, *arguments, **({"beta": 0.1} if keys else {}))
-    module.load_state_dict(model.sdtps.state_dict())
-    for batch in (2, 3):
-        calls.clear()
-        original, enhanced, both = features(model, images(batch))
-        with torch.no_grad():
-            expected = module.eval()(*calls[0][0])
-        assert equal(expected[:3], calls[0][1][:3])
-        tokens = torch.cat([tokens.mean(dim=1) for tokens in expected[:3]], dim=-1)
-        assert torch.equal(enhanced[:, : 3 * WIDTH], tokens)
-        assert enhanced.shape[1] == (3 + 7 * ("MODEL.HDM" in opts)) * WIDTH
-        unpatched = features(off, images(batch))
-        assert torch.equal(original, unpatched[0])
-        assert torch.equal(both, torch.cat([original, enhanced], dim=-1))
-        if "MODEL.HDM" in opts:
-            assert not torch.equal(enhanced[:, 3 * WIDTH :], unpatched[1])
-
-
 def test_the_module_has_the_settings_of_the_keys(build):
     gumbel = {"use_gumbel": True, "gumbel_tau": 5.0, "gumbel_select": True}
     keys = [
@@ -187,21 +155,6 @@ def test_replicas_in_threads_do_not_mix(build):
     handle.remove()
     assert all(equal(one, other) for one, other in zip(actual, expected, strict=True))
     assert not equal(actual[0], actual[1])
-
-
-@pytest.mark.parametrize("missing", ["nothing", "nt"])
-@pytest.mark.parametrize("guide", [True, False])
-def test_missing_modalities_guide_or_not(build, missing, guide):
-    model = build("TEST.MISS", missing, "MODEL.SDTPS_GUIDE_MISSING", guide)
-    calls = []
-    model.sdtps.register_forward_hook(lambda module, inputs, output: calls.append((inputs, output)))
-    feature = features(model, images(2))[1]
-    absent = tuple(not guide and missing != "nothing" and letter in missing for letter in "rnt")
-    module = MultiModalSDTPS(WIDTH, 8)
-    module.load_state_dict(model.sdtps.state_dict())
-    with torch.no_grad():
-        expected = module.eval()(*calls[0][0], missing=absent)[:3]
-    assert torch.equal(feature, torch.cat([tokens.mean(dim=1) for tokens in expected], dim=-1))
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])

@@ -24,6 +24,7 @@ SIZE = [128, 64]
 STAGES = ["MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
 ON = ["MODEL.USE_SDTPS", True]
 FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
+RATIOS = ["MODEL.SDTPS_SPARSE_RATIO", 0.75, "MODEL.SDTPS_AGGR_RATIO", 0.5, "MODEL.SDTPS_BETA", 0.1]
 OWN = ["MODEL.SLIM_SHARED", False, "MODEL.SLIM_SCORE"]  # a score of the tokens chooses in each call
 
 
@@ -74,7 +75,8 @@ def clear_triplets(model, batch=3):
         [*STAGES, *OWN, "saliency", "MODEL.GLOBAL_LOCAL", False],
         [*STAGES, "TEST.MISS", "rt", *FUSED],
         [*ON, "MODEL.DIRECT", 0],
-        [*ON, "MODEL.HDM", True],
+        [*ON, "MODEL.HDM", True, "TEST.MISS", "nt", "MODEL.SDTPS_GUIDE_MISSING", False],
+        [*ON, *RATIOS],
         [*ON, "MODEL.DIRECT", 0, *FUSED],
         [*ON, "MODEL.GLOBAL_LOCAL", False, "TEST.MISS", "n"],
         [*ON, *FUSED, "MODEL.SDTPS_FEEDS_HDM", False],

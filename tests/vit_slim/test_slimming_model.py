@@ -157,7 +157,8 @@ def test_absent_modalities_have_no_say_in_a_shared_set():
     model = slim_model().eval().double()
     images, cameras = random_images(2)
     images = exact(images)
-    windows, grid = model.backbone.patch_windows, model.backbone.grid_size
+    patch, grid = model.backbone.vit.patch_embed.proj, model.backbone.grid_size
+    windows = patch.kernel_size, patch.stride
     for missing in CASES:
         (encoded,) = encode_cases(model, images, cameras, [missing])
         for row in range(4):

@@ -14,20 +14,16 @@ TIMM_MODULES = {"vision_transformer": Backbone, "deit": Backbone, "eva": EvaViT}
 """By the module of timm that defines a model."""
 
 
-def backbone_class(name: str) -> type[Backbone]:
-    """The class of a MODEL.TRANSFORMER_TYPE."""
+def make_backbone(cfg: CfgNode, camera_num: int) -> Backbone:
+    """The backbone of MODEL.TRANSFORMER_TYPE, randomly initialised. Raises `UserError` for another name."""
+    name = cfg.MODEL.TRANSFORMER_TYPE
     if name == CLIP_BACKBONE:
-        return CLIP
+        return CLIP(cfg, camera_num)
     for module, kind in TIMM_MODULES.items():
         if name in timm.list_models(name, module=module):  # a list of all takes milliseconds
-            return kind
+            return kind(cfg, camera_num)
     known = [CLIP_BACKBONE, *timm.list_models(module=list(TIMM_MODULES))]
     raise UserError(
         f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_BACKBONE!r} or a VisionTransformer or Eva "
         f"of timm such as 'vit_base_patch16_224'{nearest_name(name, known)}."
     )
-
-
-def make_backbone(cfg: CfgNode, camera_num: int) -> Backbone:
-    """The backbone of MODEL.TRANSFORMER_TYPE, randomly initialised."""
-    return backbone_class(cfg.MODEL.TRANSFORMER_TYPE)(cfg, camera_num)

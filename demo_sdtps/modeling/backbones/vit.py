@@ -2,7 +2,7 @@
 registers), and what they share: camera embedding, precision, attention kernel, compilation, chunks (docs/method.md)."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -80,17 +80,12 @@ def create(name: str, **kwargs) -> Transformer:
 
 
 def check_grid(cfg: CfgNode, vit: Transformer) -> None:
-    """Raise `UserError` for an image smaller than a patch, and for a stride larger than one."""
+    """Raise `UserError` for an image smaller than a patch."""
     name, patch = cfg.MODEL.TRANSFORMER_TYPE, vit.patch_embed.patch_size
     if min(vit.patch_embed.grid_size) < 1:
         raise UserError(
             f"INPUT.SIZE_TRAIN is {list(cfg.INPUT.SIZE_TRAIN)}, smaller than one patch of {name} "
             f"({patch[0]}×{patch[1]}); make the images larger."
-        )
-    if any(step > side for step, side in zip(cfg.MODEL.STRIDE_SIZE, patch, strict=True)):
-        raise UserError(
-            f"MODEL.STRIDE_SIZE is {list(cfg.MODEL.STRIDE_SIZE)}, larger than the patch of {name} "
-            f"({patch[0]}×{patch[1]}), so part of the image would not be seen; lower it."
         )
 
 
@@ -129,12 +124,6 @@ class Backbone(nn.Module):
     def cameras(self) -> int:
         """Number of cameras with an embedding, 0 without; as an index, any other camera."""
         return 0 if self.camera_embedding is None else len(self.camera_embedding)
-
-    @property
-    def patch_windows(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Size of a patch and step between patches, (vertical, horizontal) in pixels."""
-        projection = self.vit.patch_embed.proj
-        return tuple(projection.kernel_size), tuple(projection.stride)
 
     def build(self, cfg: CfgNode) -> Transformer:
         """The timm model, randomly initialised. Raises `UserError` where the configuration does not fit."""
@@ -193,26 +182,21 @@ class Backbone(nn.Module):
         self, images: torch.Tensor, cameras: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
-        depth = len(self.vit.blocks)
-        tokens = self._in_chunks(
-            lambda *chunk: self.finish(self._start(chunk, depth)), images, cameras
-        )
+        tokens = self.stem(images, cameras)
         if self.precision:
             tokens = tokens.to(images.dtype)
         return tokens[:, self.vit.num_prefix_tokens :], tokens[:, 0]
 
-    def stem(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> torch.Tensor:
-        """images (B, 3, H, W), cameras (B,) → tokens after the first `stop` blocks, (B, P + N, C)."""
-        return self._in_chunks(lambda *chunk: self._start(chunk, stop), images, cameras)
-
-    def _start(self, images_cameras: tuple[torch.Tensor, ...], stop: int) -> torch.Tensor:
-        return self.run_blocks(self.embed(*images_cameras), None, 0, stop)
-
-    def _in_chunks(
-        self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor
+    def stem(
+        self, images: torch.Tensor, cameras: torch.Tensor, stop: int | None = None
     ) -> torch.Tensor:
+        """images (B, 3, H, W), cameras (B,) → tokens after the first `stop` blocks, (B, P + N, C); where it is None, after all,
+        final norm and projection, (B, P + N, width)."""
+        depth, outputs = len(self.vit.blocks) if stop is None else stop, []
         with self.ready(images.device):
-            outputs = [work(*chunk) for chunk in zip(*self.chunks(images, cameras), strict=True)]
+            for chunk in zip(*self.chunks(images, cameras), strict=True):
+                values = self.run_blocks(self.embed(*chunk), None, 0, depth)
+                outputs.append(self.finish(values) if stop is None else values)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     @contextmanager

@@ -3,7 +3,6 @@
 import re
 import warnings
 import zipfile
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -51,22 +50,40 @@ FORMER = ("trunk.", "backbone.")
 """Beginnings of the backbone's names in 0.1.0 and since."""
 
 
+def fusion_parts(heads: int) -> dict[str, list[str]]:
+    """Our stacked tensors of HDM and of ATMoE with `heads` heads → DeMo's names of their parts, in their order."""
+    parts = {QUERY: [f"{FUSION}{subset}_token" for subset in SUBSETS]}
+    for leaf in ATTENTION:
+        ours = f"hdm.{leaf.replace('.', '_')}"
+        parts[ours] = [f"{FUSION}{subset}.{leaf}" for subset in SUBSETS]
+    places = [(head, feature) for head in range(heads) for feature in range(len(SUBSETS))]
+    for leaf, ours in EXPERT_NAMES.items() if heads else ():
+        experts = (f"{FUSION}moe.experts.{head}.expertHead.{feature}" for head, feature in places)
+        parts[f"atmoe.{ours}"] = [f"{expert}.mlp.{leaf}" for expert in experts]
+    return parts
+
+
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """DeMo's weights with HDM's and ATMoE's stacked under our names, after the others. Raises `ValueError` for an incomplete
     stack."""
     heads = {int(match[1]) for match in map(EXPERT.match, weights) if match}
-    table = _table(1 + max(heads, default=-1))
-    if weights.keys().isdisjoint(table):
+    parts = fusion_parts(1 + max(heads, default=-1))
+    theirs = [name for names in parts.values() for name in names]
+    if weights.keys().isdisjoint(theirs):
         return dict(weights)
-    missing = [name for name in table if name not in weights]
-    if missing:
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"{missing[0]} is missing{more}")
-    members = defaultdict(list)
-    for theirs, (ours, *_) in table.items():
-        members[ours].append(weights[theirs])
-    stacks = {ours: _stack(ours, tensors) for ours, tensors in members.items()}
-    return {name: tensor for name, tensor in weights.items() if name not in table} | stacks
+    if missing := [name for name in theirs if name not in weights]:
+        raise ValueError(
+            f"{missing[0]} is missing" + f", and {len(missing) - 1} more" * (len(missing) > 1)
+        )
+    stacked = {name: tensor for name, tensor in weights.items() if name not in theirs}
+    for ours, names in parts.items():
+        stack = torch.stack([weights[name] for name in names])
+        if ours == COUNTER:  # one BatchNorm has one counter; every expert of DeMo sees every batch
+            stack = stack[0]
+        elif ours.startswith(NORM):
+            stack = stack.flatten()
+        stacked[ours] = stack.flatten(1) if ours == QUERY else stack
+    return stacked
 
 
 def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -75,45 +92,19 @@ def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
         raise UserError(
             "HDM of these weights is of fewer modalities (MODEL.MODALITIES) than DeMo's; convert a model of all three."
         )
-    table = _table(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
-    stacks = {ours for ours, *_ in table.values()}
-    return {name: tensor for name, tensor in weights.items() if name not in stacks} | {
-        theirs: _part(ours, weights[ours], *place)
-        for theirs, (ours, *place) in table.items()
-        if ours in weights
-    }
-
-
-def _table(heads: int) -> dict[str, tuple[str, int, int]]:
-    """DeMo's names → name of our stack, index in it, size of it; the members of a stack in their order."""
-    count, table = len(SUBSETS), {}
-    for index, subset in enumerate(SUBSETS):
-        table[f"{FUSION}{subset}_token"] = (QUERY, index, count)
-        for leaf in ATTENTION:
-            table[f"{FUSION}{subset}.{leaf}"] = (f"hdm.{leaf.replace('.', '_')}", index, count)
-    for index in range(heads * count):
-        head, feature = divmod(index, count)
-        expert = f"{FUSION}moe.experts.{head}.expertHead.{feature}.mlp"
-        for theirs, ours in EXPERT_NAMES.items():
-            table[f"{expert}.{theirs}"] = (f"atmoe.{ours}", index, heads * count)
-    return table
-
-
-def _stack(ours: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-    if ours == COUNTER:  # one BatchNorm has one counter; every expert of DeMo sees every batch
-        return tensors[0]
-    stack = torch.stack(tensors)
-    if ours.startswith(NORM):
-        return stack.flatten()
-    return stack.flatten(1) if ours == QUERY else stack
-
-
-def _part(ours: str, stack: torch.Tensor, index: int, count: int) -> torch.Tensor:
-    if ours == COUNTER:
-        return stack
-    # A clone: a view would be saved with the whole stack.
-    tensor = (stack.view(count, -1) if ours.startswith(NORM) else stack)[index].clone()
-    return tensor.view(1, 1, -1) if ours == QUERY else tensor
+    parts = fusion_parts(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
+    unstacked = {name: tensor for name, tensor in weights.items() if name not in parts}
+    for ours in [name for name in parts if name in weights]:
+        stack, count = weights[ours], len(parts[ours])
+        if ours == COUNTER:
+            stack = stack.expand(count)
+        elif ours.startswith(NORM):
+            stack = stack.view(count, -1)
+        elif ours == QUERY:
+            stack = stack.view(count, 1, 1, -1)
+        # Clones: views would be saved with the whole stack.
+        unstacked |= {name: row.clone() for name, row in zip(parts[ours], stack, strict=True)}
+    return unstacked
 
 
 def load_file(path: Path, without_weights: bool = False) -> object:
@@ -124,7 +115,7 @@ def load_file(path: Path, without_weights: bool = False) -> object:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         # Files from before torch 1.6 are no archives and cannot be mapped.
-        mapped = check_archive(path) and without_weights
+        mapped = without_weights and zipfile.is_zipfile(path)
         with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -135,17 +126,6 @@ def load_file(path: Path, without_weights: bool = False) -> object:
         if isinstance(error, OSError) and error.filename:
             raise
         raise ValueError(f"{path} is of another format, or damaged") from error
-
-
-def check_archive(path: Path) -> bool:
-    """Whether a file is a zip archive, as those of torch.save and TorchScript are; its checksums, which torch does not read,
-    are compared. Raises `BadZipFile`."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        if damaged := archive.testzip():
-            raise zipfile.BadZipFile(damaged)
-    return True
 
 
 def named_tensors(content: object) -> Weights:
@@ -250,16 +230,10 @@ def _prefixes(is_clip: bool) -> list[tuple[str, str]]:
     ]
 
 
-def backbone_weights(model: Weights, path: Path) -> Weights:
+def backbone_weights(model: Weights) -> Weights:
     """The Vision Transformer's weights in timm's names."""
-    weights = {
+    return {
         name.removeprefix(OUR_BACKBONE): tensor
         for name, tensor in model.items()
         if name.startswith(OUR_BACKBONE)
     }
-    if not weights:
-        raise UserError(
-            f"The weights {path} have no {OUR_BACKBONE}…, so they are not those of a model; give a checkpoint "
-            "of train_net.py or of DeMo."
-        )
-    return weights

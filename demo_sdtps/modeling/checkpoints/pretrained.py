@@ -17,7 +17,6 @@ from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.checkpoints.names import (
     OUR_BACKBONE,
     Weights,
-    check_archive,
     clip_to_timm,
     is_demo,
     load_file,
@@ -155,7 +154,6 @@ def read_source(transformer_type: str, source: str) -> Weights:
     if CLIP in transformer_type or transformer_type == CLIP_BACKBONE:
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript's deprecation does not concern the user
-            check_archive(path)
             return named_tensors(torch.jit.load(path, map_location="cpu").state_dict())
     raise UserError(
         f"MODEL.PRETRAIN_PATH_T {path} is no state dict of plain tensors or safetensors file, nor OpenAI's archive of CLIP for "
