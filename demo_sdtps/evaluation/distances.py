@@ -17,8 +17,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import Sample
-from demo_sdtps.modeling.heads import make_layout
-from demo_sdtps.modeling.modalities import modality_subsets
+from demo_sdtps.modeling.modalities import make_layout, modality_subsets
 from demo_sdtps.runtime.progress import progress
 
 COHORT, FEWEST = 1000, 30  # triplets that distances are standardised by: at most, at least

@@ -15,8 +15,8 @@ from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.backbones import Backbone, make_backbone
 from demo_sdtps.modeling.backbones.half_weights import half_weights
 from demo_sdtps.modeling.fusion import HDM, ATMoE
-from demo_sdtps.modeling.heads import BNNeck, TrainingOutput, make_layout
-from demo_sdtps.modeling.modalities import ByModality, is_missing, modality_subsets, split_rows
+from demo_sdtps.modeling.losses import TrainingOutput
+from demo_sdtps.modeling.modalities import ByModality, is_missing, make_layout, modality_subsets
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
 from vit_slim.scores import saliency
@@ -28,7 +28,7 @@ from vit_slim.stage import (
     check_stages,
     remaining_patches,
 )
-from vit_slim.state import State
+from vit_slim.state import State, split_rows
 
 
 class BackboneOutput(NamedTuple):
@@ -118,6 +118,21 @@ class PIFE(nn.Module):
             both = torch.cat([class_tokens[modality], tokens.mean(dim=1)], dim=-1)
             outputs.append(linear(norm(both)))
         return split_rows(activation(torch.cat(outputs)), patches)
+
+
+class BNNeck(nn.Module):
+    """BatchNorm with a frozen bias, then a linear classifier without bias: features (B, D) → logits (B, K)
+    (Luo et al., Bag of Tricks for re-identification, 2019)."""
+
+    def __init__(self, dim: int, num_class: int):
+        super().__init__()
+        self.bottleneck = nn.BatchNorm1d(dim)
+        self.bottleneck.bias.requires_grad_(False)
+        self.classifier = nn.Linear(dim, num_class, bias=False)
+        nn.init.normal_(self.classifier.weight, std=0.001)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.bottleneck(features))
 
 
 @dataclass(frozen=True)

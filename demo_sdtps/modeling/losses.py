@@ -18,8 +18,6 @@ from demo_sdtps.runtime.errors import UserError
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
-    from demo_sdtps.modeling.heads import TrainingOutput
-
 LABEL_SMOOTHING = 0.1
 
 
@@ -93,6 +91,14 @@ def make_center_losses(cfg: CfgNode, num_class: int, widths: Sequence[int]) -> n
     """One center loss per head, for features of these widths; empty where MODEL.METRIC_LOSS_TYPE names none."""
     has_centers = "center" in cfg.MODEL.METRIC_LOSS_TYPE
     return nn.ModuleList(CenterLoss(num_class, width) for width in (widths if has_centers else ()))
+
+
+class TrainingOutput(NamedTuple):
+    """What a training forward returns: by head, enhanced ones first, and the mean loss of slimming's scores."""
+
+    logits: dict[str, torch.Tensor]  # (B, K)
+    features: dict[str, torch.Tensor]  # (B, D), before the BatchNorm; float32
+    auxiliary: torch.Tensor | None  # (1,); None where no score has a loss
 
 
 class HeadOutput(NamedTuple):

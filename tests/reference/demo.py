@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.heads import TrainingOutput
+from demo_sdtps.modeling.losses import TrainingOutput
 from tests.reference.fusion import Fusion, QuickGELU
 
 WIDTH, OUT_WIDTH, DEPTH, HEADS, PATCH = 768, 512, 12, 12, 16

@@ -164,15 +164,12 @@ def read_source(transformer_type: str, source: str) -> Weights:
 def _from_hub(transformer_type: str) -> Weights:
     """The weights that timm downloads, or finds in the cache of the Hugging Face hub."""
     tag = HUB_TAGS.get(transformer_type, transformer_type)
-    if not timm.models.is_model_pretrained(tag):
-        raise UserError(
-            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; give the path of a file, or 'none' "
-            "for random ones."
-        )
     try:
         return timm.create_model(tag, pretrained=True).state_dict()
-    except Exception as error:  # the hub's client raises many types
+    except (
+        Exception
+    ) as error:  # timm raises RuntimeError where there are none, the hub's client many types
         raise UserError(
-            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check the network, "
-            f"give the path of a file, or 'none' for random ones; {SCRATCH}."
+            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}): no weights of it are "
+            f"published, or the network fails; give the path of a file, or 'none' for random ones; {SCRATCH}."
         ) from error
