@@ -7,9 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-import host_imitation
-import host_models
 import torch
+from hosts import from_imagenet, imitate
 
 import demo_sdtps
 from demo_sdtps.evaluation.extraction import extract_patterns
@@ -19,14 +18,8 @@ from demo_sdtps.modeling.demo import missing_modalities
 CLASSES, CAMERAS, SMALL = 171, 4, [128, 64]
 SIZES = [word for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for word in (key, SMALL)]
 OFF, ON = ["MODEL.HDM", False, "MODEL.ATM", False], ["MODEL.USE_SDTPS", True]
-IMAGENET = [
-    "MODEL.TRANSFORMER_TYPE",
-    "vit_base_patch16_224",
-    "MODEL.DIRECT",
-    0,
-    "MODEL.GLOBAL_LOCAL",
-    False,
-]
+TOWER = ["MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224"]
+IMAGENET = [*TOWER, "MODEL.DIRECT", 0, "MODEL.GLOBAL_LOCAL", False]
 MISSING = ["MODEL.ATM", False, "MODEL.STRIDE_SIZE", [12, 12], "TEST.MISS", "n"]
 STAGES = ["MODEL.SLIM_BLOCKS", [4, 8], "MODEL.SLIM_KEEP", [0.5, 0.5]]
 OWN = ["MODEL.SLIM_SHARED", False, "MODEL.SLIM_SCORE"]
@@ -44,8 +37,8 @@ CASES = {
 def main():
     checkout, folder = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
-    host_imitation.imitate()
-    make = host_models.from_imagenet()
+    imitate()
+    make = from_imagenet()
     comparison = {
         name: compare(make, checkout, folder, [*SIZES, *opts]) for name, opts in CASES.items()
     }
@@ -75,42 +68,30 @@ def compare(make, checkout, folder, opts):
     ours_cfg = demo_sdtps.load_cfg("RGBNT201/DeMo.yml", [str(word) for word in opts])
     ours = demo_sdtps.make_model(ours_cfg, CLASSES, CAMERAS).eval()
     load_weights(ours, read_checkpoint(folder / "theirs.pth"))
-    others = {"copy": theirs(make, checkout, opts)}
-    others["copy"].load_param(str(folder / "theirs.pth"))
+    copy = theirs(make, checkout, opts)
+    copy.load_param(str(folder / "theirs.pth"))
     comparison = dict.fromkeys(("ours", "copy"), 0.0)
+    absent = missing_modalities(ours_cfg.TEST.MISS)
     for batch in (2, 3):
         torch.manual_seed(batch)
-        images, cameras = (
-            {name: torch.randn(batch, 3, *SMALL) for name in ("RGB", "NI", "TI")},
-            torch.arange(batch) % CAMERAS,
-        )
+        images = {name: torch.randn(batch, 3, *SMALL) for name in ("RGB", "NI", "TI")}
+        cameras = torch.arange(batch) % CAMERAS
         with torch.no_grad():
-            (expected,) = extract_patterns(
-                ours, images, cameras, [missing_modalities(ours_cfg.TEST.MISS)]
-            )
+            (expected,) = extract_patterns(ours, images, cameras, [absent])
             for pattern in (1, 2, 3):
-                feature = model.eval()(images, cam_label=cameras, return_pattern=pattern)
-                comparison["ours"] = max(comparison["ours"], relative(feature, expected[pattern]))
-                for name, other in others.items():
-                    feature_of_other = other.eval()(
-                        images, cam_label=cameras, return_pattern=pattern
-                    )
-                    comparison[name] = max(comparison[name], relative(feature_of_other, feature))
+                words = {"cam_label": cameras, "return_pattern": pattern}
+                feature, again = (each.eval()(images, **words) for each in (model, copy))
+                for name, one, other in (
+                    ("ours", feature, expected[pattern]),
+                    ("copy", again, feature),
+                ):
+                    difference = float((one - other).norm() / other.norm())
+                    comparison[name] = max(comparison[name], difference)
     output = model.train()(images, cam_label=cameras)
     sum(tensor.float().square().mean() for tensor in output if torch.is_tensor(tensor)).backward()
-    finite = all(
-        parameter.grad.isfinite().all()
-        for parameter in model.parameters()
-        if parameter.grad is not None
-    )
-    return comparison | {
-        "pair": [list(tensor.shape) for tensor in output[:2]],
-        "finite": bool(finite),
-    }
-
-
-def relative(one, other):
-    return float((one - other).norm() / other.norm())
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    shapes = [list(tensor.shape) for tensor in output[:2]]
+    return comparison | {"pair": shapes, "finite": all(bool(g.isfinite().all()) for g in gradients)}
 
 
 if __name__ == "__main__":

@@ -1,27 +1,34 @@
-"""What the plug-in does to the model of one code base, measured on its checkout, with random weights on a CPU.
+"""The plug-in and `slim` on models of other code bases, each from its checkout, with random weights and without a GPU.
 
-    PYTHONPATH=CHECKOUT python tests/helpers/hosts.py CHECKOUT NAME OUT.json
+    PYTHONPATH=CHECKOUT python tests/helpers/hosts.py NAME OUT.json    writes what was measured
+    PYTHONPATH=CHECKOUT python tests/helpers/hosts.py SCRIPT WORDS …    a script of the checkout, whose models are patched
 
-NAME is one of host_models.HOSTS, or of slim_hosts.HOSTS, which need no plug-in. Accuracy needs CLIP's weights and the data;
-this needs neither.
+NAME is one of HOSTS or of ONE_MODALITY. Of a host there are only the names that its own training script calls. A process
+builds one: the hosts' modules have common names. Accuracy needs CLIP's weights and the data; this needs neither.
 """
 
 import contextlib
 import copy
+import importlib.util
 import json
 import os
+import runpy
 import sys
 import warnings
+from collections import abc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
-import host_imitation
-import host_models
 import numpy as np
-import slim_hosts
 import torch
+import torch.nn.functional as F
 from tiny import ROOT
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import demo_sdtps
 from benchmarks.timing import in_turns
@@ -29,6 +36,232 @@ from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.runtime.errors import UserError
 from vit_slim.api import find_slimming
 
+sys.dont_write_bytecode = True  # checkouts stay as they are
+PERSONS, VEHICLES, BATCH = 171, 50, 4  # RGBNT201
+LABELS = {
+    "label": torch.tensor([3, 3, 7, 7]),
+    "cam_label": torch.arange(BATCH),
+    "view_label": torch.zeros(BATCH, dtype=torch.long),
+}
+FILES = [f"00000{place}_cam1_0_00.jpg" for place in range(BATCH)]
+SLIMMED = {"SLIM_BLOCKS": [2, 5], "SLIM_KEEP": [0.5, 0.5], "SLIM_SCORE": "saliency"}
+ROUNDS = 3
+FOLDER, FIGURES = os.environ.get("HOSTS", ""), os.environ.get("HOSTS_JSON", "")
+
+
+# What stands in place of a GPU, of weights and of packages
+
+
+def imitate():
+    """A CPU answers in place of a GPU, random weights in place of files and of CLIP's."""
+    for owner in (Tensor, nn.Module):
+        owner.cuda = lambda self, *args, **kwargs: self
+        owner.to = without_cuda(owner.to)
+    torch.cuda.synchronize = lambda *args: None
+    torch.jit.load = lambda *args, **kwargs: SimpleNamespace(
+        eval=lambda: SimpleNamespace(state_dict=random_clip)
+    )
+    scan = {"selective_scan_fn": None, "selective_scan_ref": None}
+    for name, attributes in {
+        "cv2": {},
+        "tutel": {"moe": SimpleNamespace(moe_layer=Experts)},
+        "mamba_ssm.ops.selective_scan_interface": scan,
+        # of setuptools below 82; EDITOR's wavelets name it
+        "pkg_resources": {"resource_stream": None},
+    }.items():
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            stub(name, **attributes)
+
+
+def without_cuda(to):
+    def move(self, *args, **kwargs):
+        is_gpu = args and (type(args[0]) is int or str(args[0]).startswith("cuda"))
+        return self if is_gpu else to(self, *args, **kwargs)
+
+    return move
+
+
+def stub(name, **attributes):
+    """A module in place of one that is not there."""
+    sys.modules[name] = MagicMock(name=name) if name == "cv2" else ModuleType(name)
+    vars(sys.modules[name]).update(attributes)
+
+
+def random_clip():
+    """The entries of CLIP's ViT-B/16 from which `build_model` reads sizes; it leaves the others at its own random start."""
+    shapes = {
+        "visual.conv1.weight": (768, 3, 16, 16),
+        "visual.positional_embedding": (197, 768),
+        "visual.proj": (768, 512),
+        "positional_embedding": (77, 512),
+        "token_embedding.weight": (49408, 512),
+        "ln_final.weight": (512,),
+        "text_projection": (512, 512),
+    }
+    for block in range(12):
+        shapes[f"visual.transformer.resblocks.{block}.attn.in_proj_weight"] = (2304, 768)
+        shapes[f"transformer.resblocks.{block}.attn.in_proj_weight"] = (1536, 512)
+    return {name: 0.03 * torch.randn(shape) for name, shape in shapes.items()}
+
+
+class Experts(nn.Module):
+    """tutel's mixture: every token goes to the expert of its highest gate. There is no capacity, so no token is dropped."""
+
+    def __init__(self, experts, model_dim, **options):
+        super().__init__()
+        self.gate = nn.Linear(model_dim, experts["count_per_node"])
+        self.experts = experts["module"](
+            model_dim, experts["count_per_node"], 1, experts["my_config"]
+        )
+        self.sharded_count, self.l_aux = 1, None
+
+    def forward(self, x):
+        gates = self.gate(x).softmax(-1)
+        score, chosen = gates.max(-1)
+        share = F.one_hot(chosen, gates.shape[-1]).to(x.dtype)
+        balance = gates.flatten(0, -2).mean(0) * share.flatten(0, -2).mean(0)
+        self.l_aux = gates.shape[-1] * balance.sum()
+        return self.experts(x, self) * score[..., None]
+
+
+# The models
+
+
+class Run(NamedTuple):
+    model: nn.Module
+    cfg: Any
+    images: Any  # tensors by modality, or one
+    train: Callable[[nn.Module], Any]  # model → its output in training
+    evaluate: Callable[[nn.Module, Any], Tensor]  # model, images → features
+
+
+def configuration(file, opts=(), module="config", name="cfg"):
+    """The host's configuration with one of its published files, a path below its configs/."""
+    source = importlib.import_module(module)
+    cfg = getattr(source, name)
+    cfg.merge_from_file(str(Path(source.__file__).parents[1] / "configs" / file))
+    cfg.merge_from_list(list(opts))
+    return cfg
+
+
+def factory(module="modeling", name="make_model"):
+    return getattr(importlib.import_module(module), name)
+
+
+def run(
+    cfg,
+    make,
+    features=lambda output: output,
+    images=("RGB", "NI", "TI"),
+    classes=PERSONS,
+    named=False,
+    views=1,
+    training=None,
+    evaluation=None,
+    **inputs,
+):
+    """`make` is the factory. `features` are those of an output in evaluation; `inputs` are the forward's further arguments,
+    `training` and `evaluation` those of one alone."""
+    model = make(cfg, num_class=classes, camera_num=BATCH, **({"view_num": views} if views else {}))
+    batch = {name: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for name in images}
+    unlabelled = {name: LABELS[name] for name in ("cam_label", "view_label")}
+
+    def call(model, tensors, words):
+        arguments = inputs | words
+        return model(image=tensors, **arguments) if named else model(tensors, **arguments)
+
+    @torch.no_grad()
+    def evaluate(model, images):
+        return features(call(model.eval(), images, unlabelled | (evaluation or {})))
+
+    return Run(
+        model,
+        cfg,
+        batch,
+        lambda model: call(model.train(), batch, LABELS | (training or {})),
+        evaluate,
+    )
+
+
+def signal():
+    cfg = configuration("RGBNT201/Signal.yml")
+    modes = {"training": {"training": True}, "evaluation": {"training": False}}
+    return run(cfg, factory(name="make_frame"), sge=cfg.MODEL.stageName, **modes)
+
+
+def stmi():
+    """The mask has a number in float64 for each patch, 1 where at least half of its pixels show the person."""
+    tokenize = factory("modeling.clip.clip", "tokenize")
+    spectra = {"rgb": "visible", "ni": "near infrared", "ti": "thermal infrared"}
+    texts = {
+        f"{name}_text": tokenize([f"a person in the {spectrum} spectrum with a bag"] * BATCH)
+        for name, spectrum in spectra.items()
+    }
+    cfg = configuration("RGBNT201/STMI.yml")
+    host_run = run(cfg, factory(), lambda output: output["LOCAL"], named=True, text=texts)
+    mask = torch.zeros(BATCH, 16, 8, dtype=torch.float64)
+    mask[:, 2:14, 2:6] = 1
+    host_run.images["mask"] = mask
+    return host_run
+
+
+def from_imagenet():
+    for name in ("vit_pytorch.Trans", "t2t.T2T_ViT"):
+        module, _, owner = name.partition(".")
+        if importlib.util.find_spec(f"modeling.backbones.{module}"):
+            tower = getattr(importlib.import_module(f"modeling.backbones.{module}"), owner)
+            tower.load_param = lambda self, path: None
+    return factory()
+
+
+def hape():
+    """Published without config/__init__.py and modeling/__init__.py, and with a layer 6 from which no forward runs, as the mean
+    over all layers is of None for those before."""
+    opts = ["MODEL.CPE_START_LAYER", 0]
+    cfg = configuration("RGBNT201/HAPE.yml", opts, "config.defaults", "_C")
+    return run(cfg, factory("modeling.make_model"))
+
+
+def upcl():
+    """Modules that are missing as published get stubs; of what is imported from them, two functions alone are called."""
+    names = ("vit_base_patch16_224", "vit_small_patch16_224", "deit_small_patch16_224")
+    stub(
+        "modeling.backbones.vit_pytorch",
+        **dict.fromkeys(names),
+        trunc_normal_=nn.init.trunc_normal_,
+    )
+    stub("modeling.backbones.t2t", t2t_vit_t_14=None, t2t_vit_t_24=None)
+    stub("modeling.backbones.basic_cnn_params.flops", give_supported_ops=None)
+    stub("modeling.moe.AttnMOE", GeneralFusion=None, QuickGELU=None)
+    load = lambda cfg, name, *sizes: factory("modeling.clip.clip", "build_model")(  # noqa: E731
+        cfg, random_clip(), *sizes
+    )
+    stub("modeling.make_model_clipreid", load_clip_to_cpu=load)
+    cfg = configuration("UNIRNT/Cluster_Unbiased_cross_finch.yml")
+    images, classes = ("RGB", "RGB1", "NI", "TI"), PERSONS + VEHICLES
+    return run(cfg, factory(), lambda output: output[3], images, classes, views=2)
+
+
+def published(name, make=factory, views=1, **inputs):
+    """The run of a host that is as it was published."""
+    return lambda: run(configuration(f"RGBNT201/{name}.yml"), make(), views=views, **inputs)
+
+
+HOSTS = {
+    "DeMo": published("DeMo", img_path=FILES),
+    "UGG-ReID": published("UGG", partial(factory, "modeling.make_model_ugg")),
+    "MFRNet": published("MFRNet", img_path=FILES),
+    "TOP-ReID": published("TOP-ReID", from_imagenet),
+    "MambaPro": published("MambaPro", from_imagenet),
+    "Signal": signal,
+    "MDReID": published("MDReID", img_path=FILES),
+    "IDEA": published("IDEA"),
+    "STMI": stmi,
+    "HAPE": hape,
+    "UPCL": upcl,
+    "EDITOR": published("EDITOR", from_imagenet, views=0),
+}
+"""Of those that refuse both token pruning and SDTPS (IDEA, MambaPro, EDITOR) no forward is run."""
 COMMITS = {
     "DeMo": "924973292/DeMo b4f323a",
     "UGG-ReID": "wanxixi11/UGG-ReID eaf1e8e",
@@ -44,45 +277,45 @@ COMMITS = {
     "EDITOR": "924973292/EDITOR 473cab6",
 }
 """Repository and commit for which the plug-in was made."""
-SLIMMED = {"SLIM_BLOCKS": [2, 5], "SLIM_KEEP": [0.5, 0.5], "SLIM_SCORE": "saliency"}
-IMAGES_PER_TRIPLET, ROUNDS = 3, 3
-FOLDER, FIGURES = os.environ.get("HOSTS", ""), os.environ.get("HOSTS_JSON", "")
 
 
-class Evaluation(nn.Module):
-    """A model's evaluation of images, as a module for the count of operations."""
+def clip_reid():
+    make = importlib.import_module("model.make_model_clipreid")
+    clip = importlib.import_module("model.clip.model")
+    make.load_clip_to_cpu = lambda name, rows, columns, stride: clip.CLIP(
+        512, 224, 12, 768, 16, stride, 77, 49408, 512, 8, 12, rows, columns
+    )
+    cfg = importlib.import_module(
+        "config"
+    ).cfg  # a section of its file is empty, which yacs refuses
+    cfg.merge_from_list(["MODEL.NAME", "ViT-B-16", "DATASETS.NAMES", "market1501"])
+    cfg.merge_from_list(["INPUT.SIZE_TRAIN", [256, 128], "MODEL.STRIDE_SIZE", [16, 16]])
+    return run_of_one(make.make_model, cfg)
 
-    def __init__(self, run, model):
-        super().__init__()
-        self.evaluate, self.model = run.evaluate, model
 
-    def forward(self, images):
-        return self.evaluate(self.model, images)
+def trans_reid(file):
+    stub("torch._six", container_abcs=abc)
+    return run_of_one(factory("model"), configuration(file, ["MODEL.PRETRAIN_CHOICE", "no"]))
 
 
-def main():
-    checkout, name, out = sys.argv[1:]
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    seed()
-    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
-        host_imitation.imitate()
-        if name in slim_hosts.HOSTS:
-            figures = with_slimming(
-                slim_hosts.HOSTS[name](),
-                lambda model, keep: demo_sdtps.slim(model, (0, 4), keep),
-                1,
-            )
-        else:
-            run = host_models.HOSTS[name](checkout)
-            demo_sdtps.add_config(run.cfg)
-            figures = {
-                "host": name,
-                "commit": COMMITS[name],
-                **with_slimming(run, partial(patch_slim, run)),
-                "sdtps": with_sdtps(run),
-            }
-    Path(out).write_text(json.dumps(figures, indent=1))
+def run_of_one(make, cfg):
+    evaluate = torch.no_grad()(lambda model, images: model.eval()(images))
+    model, images = (
+        make(cfg, num_class=751, camera_num=6, view_num=1),
+        torch.randn(BATCH, 3, 256, 128),
+    )
+    return Run(model, cfg, images, lambda model: model.train()(images), evaluate)
+
+
+ONE_MODALITY = {
+    "CLIP-ReID": clip_reid,
+    "TransReID": partial(trans_reid, "Market/vit_base.yml"),
+    "TransReID, with JPM": partial(trans_reid, "Market/vit_jpm.yml"),
+}
+"""Code bases of one modality, which need no plug-in."""
+
+
+# What is measured
 
 
 def seed():
@@ -95,24 +328,31 @@ def features(run, model):
     return run.evaluate(model, run.images)
 
 
+class Evaluation(nn.Module):
+    """The evaluation of a run's images, as a module for the count of operations."""
+
+    def __init__(self, run, model):
+        super().__init__()
+        self.run, self.model = run, model
+
+    def forward(self, images):
+        return self.run.evaluate(self.model, images)
+
+
 def patch(run, model, **keys):
     cfg = run.cfg.clone()
     cfg.merge_from_list([word for name, value in keys.items() for word in (f"MODEL.{name}", value)])
     return demo_sdtps.patch(model, cfg)
 
 
-def patch_slim(run, model, keep):
-    patch(run, model, **SLIMMED | {"SLIM_KEEP": keep})
-
-
-def with_slimming(run, slim, images=IMAGES_PER_TRIPLET):
-    """Differences, the training step, and what the model costs before and after; or the sentence that refuses slimming."""
-    dense = features(run, run.model)
+def with_slimming(run, slim, images_of_one):
+    """Differences, a training step, and what the model costs before and after; or the sentence that refuses token pruning."""
     model = copy.deepcopy(run.model)
     try:
         slim(model, [1.0, 1.0])
     except UserError as error:
         return {"refused": str(error)}
+    dense = features(run, run.model)
     figures = {"keep_all": difference(features(run, model), dense)}
     slim(demo_sdtps.unslim(model), [0.5, 0.5])
     figures["patches"] = list(find_slimming(model).counts(128))
@@ -121,17 +361,14 @@ def with_slimming(run, slim, images=IMAGES_PER_TRIPLET):
     figures["training"] = step(run, model)
     model.load_state_dict(before)
     models = {"before": run.model, "after": model}
+    calls = {what: partial(features, run, each) for what, each in models.items()}
     figures["images_per_second"] = {
-        what: images * host_models.BATCH / seconds
-        for what, seconds in in_turns(
-            "",
-            {what: lambda model=each: features(run, model) for what, each in models.items()},
-            ROUNDS,
-        ).items()
+        what: images_of_one * BATCH / seconds
+        for what, seconds in in_turns("", calls, ROUNDS).items()
     }
     torch.backends.mha.set_fastpath_enabled(False)  # one operator that fvcore has no rule for
     figures["macs"] = {
-        what: total_macs(Evaluation(run, each), (run.images,)) // host_models.BATCH
+        what: total_macs(Evaluation(run, each), (run.images,)) // BATCH
         for what, each in models.items()
     }
     torch.backends.mha.set_fastpath_enabled(True)
@@ -139,30 +376,28 @@ def with_slimming(run, slim, images=IMAGES_PER_TRIPLET):
 
 
 def with_sdtps(run):
+    """The width of features before and after, and a training step; or the sentence that refuses SDTPS."""
     model = copy.deepcopy(run.model)
-    width = features(run, model).shape[1]
     try:
         patch(run, model, USE_SDTPS=True)
     except UserError as error:
         return {"refused": str(error)}
     return {
-        "width": [width, features(run, model).shape[1]],
+        "width": [features(run, each).shape[1] for each in (run.model, model)],
         "training": step(run, model),
         "gradient": float(model.classifier_sdtps.weight.grad.abs().max()),
     }
 
 
 def step(run, model):
+    """The backward pass of the mean squares of all tensors of a training forward: each of them reaches some weights."""
     seed()
-    loss = run.train(model)
+    outputs = [each for each in tree_leaves(run.train(model)) if torch.is_tensor(each)]
+    loss = sum(each.float().square().mean() for each in outputs if each.requires_grad)
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return {
-        "loss": float(loss),
-        "gradients": len(gradients),
-        "finite": bool(loss.isfinite().all())
-        and all(bool(gradient.isfinite().all()) for gradient in gradients),
-    }
+    is_finite = all(bool(each.isfinite().all()) for each in (loss, *gradients))
+    return {"loss": float(loss), "gradients": len(gradients), "finite": is_finite}
 
 
 def difference(one, other):
@@ -179,5 +414,37 @@ def importing_from(checkout, folder):
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(folder), *others])}
 
 
+def measure(name):
+    """The figures of a host, whose checkout PYTHONPATH begins with."""
+    if name in ONE_MODALITY:
+        slim = lambda model, keep: demo_sdtps.slim(model, (0, 4), keep)  # noqa: E731
+        return with_slimming(ONE_MODALITY[name](), slim, 1)
+    run = HOSTS[name]()
+    demo_sdtps.add_config(run.cfg)
+    slim = lambda model, keep: patch(run, model, **SLIMMED | {"SLIM_KEEP": keep})  # noqa: E731
+    origin = {"host": name, "commit": COMMITS[name]}
+    return {**origin, **with_slimming(run, slim, 3), "sdtps": with_sdtps(run)}
+
+
+def run_patched(script):
+    """A script of the checkout, the models of which are patched by its configuration."""
+    cfg = demo_sdtps.add_config(importlib.import_module("config").cfg)
+    modeling = importlib.import_module("modeling")
+    make = modeling.make_model
+    modeling.make_model = lambda *args, **words: demo_sdtps.patch(make(*args, **words), cfg)
+    runpy.run_path(script, run_name="__main__")
+
+
 if __name__ == "__main__":
-    main()
+    del sys.argv[0]
+    if sys.argv[0].endswith(".py"):
+        imitate()
+        run_patched(sys.argv[0])
+    else:
+        name, out = sys.argv
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        seed()
+        with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+            imitate()
+            Path(out).write_text(json.dumps(measure(name), indent=1))

@@ -1,6 +1,6 @@
 """The plug-in on checkouts of the code bases that it knows: HOSTS=<folder of checkouts> make test-hosts
 
-Each is a folder HOSTS/<name of host_models.HOSTS>; their packages (einops, ftfy, pandas, PyWavelets, regex, scikit-learn,
+Each is a folder HOSTS/<name of hosts.HOSTS>; their packages (einops, ftfy, pandas, PyWavelets, regex, scikit-learn,
 seaborn) may be on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there.
 """
 
@@ -38,7 +38,7 @@ def measure(name, tmp_path):
     """What tests/helpers/hosts.py writes, in a process of its own."""
     out, checkout = tmp_path / "figures.json", find_checkout(name.partition(",")[0])
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", checkout, name, out],
+        [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", name, out],
         env=importing_from(checkout, tmp_path),
         capture_output=True,
         text=True,

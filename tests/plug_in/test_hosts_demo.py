@@ -64,7 +64,7 @@ def test_demos_own_loop_and_evaluation(python, tiny_root, tmp_path, modules):
     """Six steps, the three patterns and a checkpoint of DeMo's own script."""
     folders = f"--config_file {CHECKOUT}/configs/RGBNT201/DeMo.yml DATASETS.ROOT_DIR {tiny_root}"
     words = [*folders.split(), "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
-    run = partial(python, HELPERS / "host_models.py")
+    run = partial(python, HELPERS / "hosts.py")
     trained = run("train_net.py", *words)
     losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
     assert len(losses) >= 5 and all(loss < 100 for loss in losses)

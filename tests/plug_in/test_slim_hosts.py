@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hosts import FIGURES
-from slim_hosts import HOSTS
+from hosts import FIGURES, ONE_MODALITY
 from test_hosts import COMMAND, measure, pytestmark  # noqa: F401
 from tiny import ROOT
 
@@ -21,7 +20,7 @@ def rows():
         write_json(ROOT / "docs" / "slim_hosts.json", record | {"parts": parts})
 
 
-@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("name", ONE_MODALITY)
 def test_a_code_base_is_found_by_itself(name, rows, tmp_path):
     """Without a path of its blocks; all kept, and taken off again, it is the model to the last bit."""
     actual = measure(name, tmp_path)
