@@ -11,7 +11,7 @@ import pytest
 import seps_tiny
 import torch
 from commands import BASELINE, CONFIG, cli_args_for, weights_file
-from forked import run_script
+from processes import run
 
 from demo_sdtps.commands import evaluate, export
 from demo_sdtps.commands import test as test_net
@@ -89,7 +89,7 @@ def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
     empty_image(own_root, None)
     loading = ("DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2")
     words = cli_args_for(own_root, *loading, "OUTPUT_DIR", tmp_path / "run")
-    done = run_script("train_net.py", *words)
+    done = run("train_net.py", *words)
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert last.startswith("error: The image ") and "cannot be read" in last

@@ -1,11 +1,7 @@
 """Batches of triplets and of captions: the same for any number of processes, with the cache and without."""
 
-import os
 import random
 import shlex
-import signal
-import subprocess
-import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -15,10 +11,10 @@ import numpy as np
 import pytest
 import seps_tiny
 import torch
-from commands import ROOT, cli_args_for
-from launch import child_processes, wait_for
+from commands import cli_args_for
 from numeric import assert_close
 from PIL import Image
+from processes import kill_child, started, wait_for
 from torch.utils._pytree import tree_leaves
 from triplets import FIRST, PLAIN, SCALED, catch_message, config, cut_short, image_folder, normalise
 
@@ -201,14 +197,10 @@ def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
             "DATALOADER.NUM_WORKERS 2 DATASETS.CACHE no SOLVER.MAX_EPOCHS 1000 DATALOADER.TIMEOUT 8"
         ),
     )
-    run = subprocess.Popen(
-        [sys.executable, str(ROOT / "train_net.py"), *map(str, words)],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(run, tmp_path / "run" / "metrics.json")
-    os.kill(child_processes(run.pid)[0], signal.SIGKILL)
-    *_, message = run.communicate(timeout=120)[1].strip().splitlines()
+    with started("train_net.py", *words) as run:
+        wait_for(run, tmp_path / "run" / "metrics.json")
+        kill_child(run)
+        *_, message = run.communicate(timeout=120)[1].strip().splitlines()
     assert run.returncode == 2 and "error: The loading processes failed (DataLoader" in message
     assert message.endswith("for a slow disk.")
 

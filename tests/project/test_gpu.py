@@ -13,7 +13,7 @@ import torch
 from commands import CONFIG, ROOT, SMALL, load_records, near
 from golden_cases import relative_error
 from interrupted import assert_same, at, call, cli_args_for, kill
-from launch import torchrun
+from processes import TORCHRUN, run
 from tiny import CAMERAS, CLASSES
 
 from demo_sdtps.config import load_cfg
@@ -171,7 +171,7 @@ def test_two_processes_train_like_one(gpu, tiny_root, tmp_path):
     assert call([*words, tmp_path / "one"]) == 0
     are_enough = gpu.type == "cpu" or torch.cuda.device_count() > 1
     script = "train_net.py" if are_enough else "tests/helpers/train_on_one_gpu.py"
-    done = torchrun(script, *words, tmp_path / "two", "MODEL.DIST_TRAIN", "True")
+    done = run(*TORCHRUN, script, *words, tmp_path / "two", "MODEL.DIST_TRAIN", "True")
     assert done.returncode == 0, done.stderr
     for one, two in zip(*(load_records(tmp_path / name) for name in ("one", "two")), strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=ROUNDED["off"])

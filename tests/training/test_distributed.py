@@ -4,10 +4,11 @@ import os
 import re
 import shlex
 import signal
+from pathlib import Path
 
 import pytest
 import torch
-import two_processes
+import torch.distributed as dist
 from commands import (
     CONFIG,
     FUSION,
@@ -19,13 +20,16 @@ from commands import (
     near,
     read_cases,
 )
-from forked import run_two
 from interrupted import call
-from launch import kill_one_of_two, torchrun, torchrun_started, wait_for
 from numeric import assert_close, shift_seed
+from processes import TORCHRUN, kill_child, results_of_two, run, run_two, started, wait_for
 from tiny import MODEL
+from torch import nn
+from torch.utils._pytree import tree_map_only
 
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime import distributed
 
 CONFIGS = ROOT / "configs" / "Synthetic"
@@ -39,34 +43,94 @@ def roundings(steps):
     return 2 * 2 * steps * MODEL
 
 
-@pytest.fixture(scope="module")
-def steps_folder(tmp_path_factory):
-    """The folder of what each of two processes has after a few steps of each model."""
-    folder = tmp_path_factory.mktemp("stepped")
-    files = ",".join(str(CONFIGS / f"{model}.yml") for model in MODELS)
-    done = run_two("tests/helpers/two_processes.py", folder, files, *SMALL, *STILL)
-    assert done.returncode == 0, done.stderr
-    return folder
+BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
+
+
+def groups() -> list:
+    """The groups of training and of the exchange of objects."""
+    return [dist.group.WORLD, *distributed._objects] if dist.is_initialized() else []
+
+
+def own(rows: torch.Tensor) -> torch.Tensor:
+    """This process's part of the rows."""
+    return torch.stack(distributed.shard_for_rank(rows))
+
+
+def reid_steps(config_file, *opts):
+    """Losses of some steps of this process, and what the model has become."""
+    cfg = load_cfg(config_file, opts)
+    torch.manual_seed(shift_seed())
+    model = make_model(cfg, IDENTITIES, CAMERAS)
+    for module in model.modules():
+        if hasattr(module, "dropout"):
+            module.dropout = 0.0  # processes draw for themselves
+    network = distributed.wrap_ddp(model.train())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    images = {modality: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for modality in MODALITIES}
+    labels, cameras = torch.arange(BATCH) % IDENTITIES, torch.arange(BATCH) // IDENTITIES
+    losses = []
+    for _ in range(STEPS):
+        local = {modality: own(image) for modality, image in images.items()}
+        output = network(local, own(cameras))
+        loss, _ = total_loss(
+            cfg,
+            tree_map_only(torch.Tensor, distributed.all_gather, output),
+            distributed.all_gather(own(labels)),
+            model.head_weights,
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    rows = torch.arange(5.0).unsqueeze(1)
+    norm, features = nn.Sequential(nn.BatchNorm1d(5)), 3 + torch.randn(BATCH, 5)
+    normed = distributed.wrap_ddp(norm)(own(features))
+    return {
+        "normed": distributed.all_gather(normed).detach(),
+        "norm": norm.state_dict(),
+        "timeouts": [
+            group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+            for group in groups()
+        ],
+        "losses": losses,
+        "state": model.state_dict(),
+        "shared": distributed.shard_for_rank(range(5)),
+        "of batch": distributed.shard_for_rank(range(8)),
+        "rows": distributed.all_gather_rows(own(rows), len(rows)),
+        "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
+        "of all": distributed.all_gather_object(distributed.rank()),
+        "is equal": [is_equal("the same"), is_equal(distributed.rank())],
+    }
+
+
+def is_equal(thing) -> bool:
+    """Whether the processes agree."""
+    try:
+        distributed.check_equal(thing, "things")
+    except UserError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def steps(request, steps_folder):
+def steps(request, tmp_path_factory):
     """What one process, this one, and each of two have after a few steps."""
-    alone = two_processes.steps(load_cfg(CONFIGS / f"{request.param}.yml", [*SMALL, *STILL]))
-    return [alone, *(torch.load(steps_folder / f"{request.param}_{rank}.pth") for rank in (0, 1))]
+    words = (CONFIGS / f"{request.param}.yml", *SMALL, *STILL)
+    folder = tmp_path_factory.mktemp("stepped")
+    return [reid_steps(*words), *results_of_two(folder, __file__, "reid_steps", *words)]
 
 
 @pytest.mark.slow
 def test_two_processes_step_like_one(steps):
     alone, first, second = steps
     for shared in (first, second):
-        assert_close(shared["losses"], alone["losses"], *roundings(two_processes.STEPS))
+        assert_close(shared["losses"], alone["losses"], *roundings(STEPS))
         assert shared["state"].keys() == alone["state"].keys()
         for name, value in alone["state"].items():
-            assert_close(shared["state"][name], value, *roundings(two_processes.STEPS))
-        assert_close(shared["normed"], alone["normed"], two_processes.BATCH, 2)
+            assert_close(shared["state"][name], value, *roundings(STEPS))
+        assert_close(shared["normed"], alone["normed"], BATCH, 2)
         for name, value in alone["norm"].items():
-            assert_close(shared["norm"][name], value, two_processes.BATCH, 2)
+            assert_close(shared["norm"][name], value, BATCH, 2)
     assert alone["losses"][-1] < 0.9 * alone["losses"][0]
 
 
@@ -144,7 +208,7 @@ def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, teacher, tmp_pat
     """A signal to torchrun and its processes, somewhere in the run; the rest of it is as if nothing had happened."""
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto", *teacher)
-    with torchrun_started("train_net.py", *words(tiny_root, output, *more)) as starter:
+    with started(*TORCHRUN, "train_net.py", *words(tiny_root, output, *more)) as starter:
         wait_for(starter, output / "last.pth")
         os.killpg(starter.pid, signal.SIGTERM)
         starter.wait(180)
@@ -164,7 +228,7 @@ def test_an_error_of_one_process_ends_all(own_root, tmp_path):
     """The image is in one process's part only: its sentence names the rank, and the other process does not wait for it."""
     sorted((own_root / "RGBNT201" / "train_171" / "NI").iterdir())[0].write_bytes(b"")
     more = ("DATASETS.CACHE", "no", "SOLVER.EVAL_UNTRAINED", "False")
-    done = torchrun("train_net.py", *words(own_root, tmp_path / "run", *more))
+    done = run(*TORCHRUN, "train_net.py", *words(own_root, tmp_path / "run", *more))
     assert done.returncode == 1 and done.stderr.count("cannot be read (it is empty)") == 1
     assert re.search(r"^error: rank \d: The image", done.stderr, re.M)
     assert 'train_net.py", line' not in done.stderr  # no stack trace of either process
@@ -192,11 +256,13 @@ def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypa
 def test_a_process_that_dies_ends_the_others(tiny_root, tmp_path):
     """One that is killed says nothing; the other, which waits for it in an exchange, is ended too."""
     output = tmp_path / "run"
-    kill_one_of_two(
-        output / "metrics.json",
-        "train_net.py",
-        *words(tiny_root, output, "SOLVER.MAX_EPOCHS", "1000"),
-    )
+    more = words(tiny_root, output, "SOLVER.MAX_EPOCHS", "1000")
+    with started(*TORCHRUN, "train_net.py", *more) as starter:
+        wait_for(starter, output / "metrics.json")
+        workers = kill_child(starter)
+        starter.communicate(timeout=60)
+        assert starter.returncode == 1
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from commands import ONE_LINE, ROOT, contents, load_records
-from forked import Script
 from interrupted import assert_same, at, call, cli_args_for, kill
+from processes import started
 from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -125,12 +125,12 @@ def test_signals_end_a_run_at_once_which_continues_to_the_same_end(tiny_root, tm
     last = output / "last.pth"
     for number, code, is_moment in ENDS:
         before = last.stat().st_mtime_ns if last.exists() else None
-        process = Script(ROOT / "train_net.py", *words, "OUTPUT_DIR", output)
-        while not last.exists() or last.stat().st_mtime_ns == before or not is_moment(output):
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.0005)
-        os.killpg(process.pid, number)
-        _, stderr = process.communicate()
+        with started("train_net.py", *words, "OUTPUT_DIR", output) as process:
+            while not last.exists() or last.stat().st_mtime_ns == before or not is_moment(output):
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.0005)
+            os.killpg(process.pid, number)
+            _, stderr = process.communicate()
         assert process.returncode == code and "Traceback" not in stderr, stderr
         until = time.monotonic() + 60
         while members(process.pid):  # no loading process stays

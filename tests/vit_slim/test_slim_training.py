@@ -7,14 +7,15 @@ from functools import partial
 
 import pytest
 import torch
-import two_slim_processes
-from forked import run_two
+import torch.distributed as dist
 from numeric import assert_close, generator, shift_seed
+from processes import results_of_two
 from sdtps_cases import assert_gradients_equal
 from slim_host import WAYS, Host, Tower, call_host, host_case, make_case
 from slim_models import CASES, DEPTH, HEADS, PATH, WIDTH, slim_both
 from tiny import sums_of_a_block
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import demo_sdtps
@@ -297,15 +298,30 @@ def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, backen
         assert_close(case.call(again, case.draw()), whole, *PATH)
 
 
+DDP_STEPS = 3
+
+
+def train_share():
+    """The weights after some steps, each process with its part of the images."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    case = CASES["timm"]
+    model = demo_sdtps.slim(case.model(), (1, 2), (0.6, 0.5), "self_supervised").train()
+    network = DistributedDataParallel(model) if world > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for number in range(DDP_STEPS):
+        output = network(case.draw(4, number).chunk(world)[rank])
+        optimizer.zero_grad()
+        (output.square().mean() + demo_sdtps.slim_loss(model)).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
 @pytest.mark.slow
 @pytest.mark.soak
 def test_two_processes_train_like_one(tmp_path):
     """By DistributedDataParallel, each with its half of the images."""
-    done = run_two("tests/helpers/two_slim_processes.py", tmp_path)
-    assert done.returncode == 0, done.stderr
-    alone = two_slim_processes.train(rank=0, world=1)
-    for rank in (0, 1):
-        shared = torch.load(tmp_path / f"{rank}.pth")
+    alone = train_share()
+    for shared in results_of_two(tmp_path, __file__, "train_share"):
         assert shared.keys() == alone.keys()
         for name, value in alone.items():
-            assert_close(shared[name], value, *2 * two_slim_processes.STEPS * BACK)
+            assert_close(shared[name], value, *2 * DDP_STEPS * BACK)
