@@ -6,12 +6,12 @@ Prints which are noticed, and writes runs/mutants.json; the exit code is 1 where
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-import timm  # noqa: F401  # slow to import, as torch and torchvision, which it imports
 import yaml
 
 from demo_sdtps.runtime.progress import progress
@@ -31,17 +29,6 @@ LIST, JSON = ROOT / "tests" / "mutants.yml", Path("runs/mutants.json")
 LEAST = 0.9
 LIMIT = 300
 """Seconds after which tests that do not end have noticed."""
-COPIED = {
-    "vit_slim",
-    "demo_sdtps",
-    "seps",
-    "synthetic",
-    "studies",
-    "benchmarks",
-    "tests",
-    "tools",
-    "anyio",
-}  # and a plugin, which pytest imports itself
 NOTICED, LIVED, EQUIVALENT = "noticed", "lived", "equivalent"
 
 
@@ -77,33 +64,20 @@ def read_mutants(path: Path = LIST) -> Iterator[Mutant]:
 
 def run_tests(root: Path, tests: tuple[str, ...]) -> int | None:
     """pytest's exit code in a copy of the checkout: 0, or 1 where a test fails; None where the tests do not end."""
-    log = root / "pytest.log"
-    process = multiprocessing.get_context("fork").Process(target=call_pytest, args=(log, tests))
-    process.start()
-    process.join(LIMIT)
-    if process.exitcode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-        return None
-    if process.exitcode not in (0, 1):
-        raise SystemExit(f"{' '.join(tests)} cannot run:\n{log.read_text(errors='replace')}")
-    return process.exitcode
-
-
-def call_pytest(log: Path, tests: tuple[str, ...]) -> None:
-    """pytest in the folder of `log`, in a process that has what is slow to import, and nothing of the checkout."""
-    os.setsid()
-    with open(log, "wb") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-    os.chdir(log.parent)
-    sys.path.insert(0, str(log.parent))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # a file may change twice in a second
-    sys.dont_write_bytecode = True
-    for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
-        del sys.modules[name]
-    sys.exit(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
+    # a file may change twice in a second, which bytecode would not notice
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
+    words = ["-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    settings = {"cwd": root, "env": os.environ | variables, "start_new_session": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([sys.executable, *words], **settings, **pipes) as process:
+        try:
+            output, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None
+    if process.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(tests)} cannot run:\n{output}")
+    return process.returncode
 
 
 def main() -> int:
