@@ -186,7 +186,6 @@ def share(text: str) -> float:
 
 
 def flops() -> None:
-    """Beside the cost of HDM's shortcut is that of its reference formulation, in which published figures count."""
     parser = flags.config_parser("Print the trainable parameters and GMACs of a triplet, by part.")
     without = "default: the checkpoint's, without one"
     cli.add_count(parser, "--num_class", None, f"training identities ({without} {CLASSES})")

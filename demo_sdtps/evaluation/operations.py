@@ -12,7 +12,6 @@ from yacs.config import CfgNode
 from demo_sdtps.config import with_values
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import evaluating, inference
-from demo_sdtps.modeling.modalities import SUBSETS
 
 OPERATORS = {
     1: "abs add amin clamp_min cos cumsum diff div gelu linalg_vector_norm log mean mul neg pow rsub sigmoid sin "
@@ -82,47 +81,20 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
     return macs
 
 
-def dense_macs(cfg: CfgNode) -> int:
-    """`count_macs` of the model of a configuration without slimming."""
-    dense = with_values(cfg, {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []})
-    return count_macs(dense, make_model(dense, 1, 1).eval())[""]  # whose heads are not called
-
-
 def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
-    """Lines of the parameters and GMACs of every part, of HDM's reference formulation too, and of the dense model."""
+    """Lines of the parameters and GMACs of every part; with token pruning, also the share of the dense model's GMACs."""
     parameters, macs = count_parameters(model), count_macs(cfg, model)
     total = sum(parameters.values())
     lines = [f"{'module_name':24}{'parameters':>14}{'GMACs':>10}"]
     for name, count in {**parameters, "total": total}.items():
         giga = macs["" if name == "total" else name] / 1e9
         lines.append(f"{MODULE_NAMES.get(name, name):24}{count:14,}{giga:10.4f}")
-    if model.hdm:
-        reference = reference_hdm_macs(model.backbone.width, hdm_tokens(model))
-        whole = macs[""] - macs["hdm"] + reference
-        lines += [
-            f"{'reference formulation: HDM':38}{reference / 1e9:10.4f}",
-            f"{'reference formulation: total':24}{total:14,}{whole / 1e9:10.4f}",
-        ]
     if model.slimming:
-        dense = dense_macs(cfg)
+        dense_cfg = with_values(cfg, {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []})
+        # the heads, whose sizes are those of the classes, are not called
+        dense = count_macs(dense_cfg, make_model(dense_cfg, 1, 1).eval())[""]
         lines.append(f"share of the dense model's {dense / 1e9:.4f} GMACs: {macs[''] / dense:.1%}")
     return lines
-
-
-def hdm_tokens(model: DeMo) -> int:
-    """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
-    if model.sdtps and model.sdtps_feeds_hdm:
-        # the last is the extra token
-        return 1 + model.sdtps.out_tokens + 1
-    patches = model.backbone.num_patches
-    return 1 + (model.slimming.counts(patches)[-1] if model.slimming else patches)
-
-
-def reference_hdm_macs(width: int, tokens: int) -> int:
-    """Multiply-accumulates of HDM as seven multi-head attentions, whose keys and values are projected token by token."""
-    attended = tokens * sum(map(len, SUBSETS.values()))
-    # Key and value of every token seen; query and output of every subset; logits and weighted sums.
-    return 2 * attended * width**2 + 2 * len(SUBSETS) * width**2 + 2 * attended * width
 
 
 def attention_macs(inputs: list, outputs: list) -> int:
