@@ -40,7 +40,7 @@ def test() -> None:
             return
         if arguments.json:
             write_json(arguments.json, {"caption": caption, **metrics})
-        cli.print_lines(caption, percent_table(metrics))
+        cli.print_lines(caption, percent_table(metrics, scale=1))
 
 
 def check() -> None:

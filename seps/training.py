@@ -114,7 +114,7 @@ def evaluate(
         for split, measures in metrics.items()
         for name, value in measures.items()
     }
-    return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics))
+    return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics, scale=1))
 
 
 def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:

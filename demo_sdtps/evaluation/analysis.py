@@ -11,20 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from demo_sdtps.evaluation.distances import Distances, matrix_distances
-from demo_sdtps.evaluation.metrics import Labels, average_precisions, match_ranks
+from demo_sdtps.evaluation.metrics import Labels, score_queries
 from demo_sdtps.runtime.errors import UserError, check_extra
 
 PERPLEXITY = 30  # of t-SNE, lowered for fewer points
 REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
 LEAST = 4  # points, for the neighbours of t-SNE
-
-
-class QueryScores(NamedTuple):
-    """`average_precision` (Q,) float64, NaN for a query without a match; `first_match` (Q,) int64: the rank of the first match,
-    from 1, or 0 without one."""
-
-    average_precision: np.ndarray
-    first_match: np.ndarray
 
 
 class IdentityScore(NamedTuple):
@@ -50,14 +42,6 @@ class Histogram(NamedTuple):
     edges: np.ndarray
     positives: np.ndarray
     negatives: np.ndarray
-
-
-def score_queries(distances: Distances, query: Labels, gallery: Labels) -> QueryScores:
-    """Average precision and first match of each query."""
-    rank, matches, _ = match_ranks(distances, query, gallery)
-    first, has_match = np.zeros(len(matches), int), matches > 0
-    first[has_match] = rank[(matches.cumsum() - matches)[has_match]]
-    return QueryScores(average_precisions(rank, matches), first)
 
 
 def camera_matrix(

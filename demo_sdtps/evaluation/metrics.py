@@ -1,10 +1,9 @@
-"""mAP, CMC, mINP and ROC by the field's protocol (docs/method.md), without sorting the gallery.
+"""mAP, CMC and mINP by the field's protocol (docs/method.md), without sorting the gallery.
 
 The rank of a match is the number of gallery samples that are as near as it or nearer: other identities are counted for each
 match, the matches themselves are few and sorted. Q queries, G gallery samples.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,9 +17,6 @@ from demo_sdtps.evaluation.distances import (
     complete_side,
     measure_distances,
 )
-
-FALSE_POSITIVE_RATES = {"1e-3": 1000, "1e-2": 100}
-"""Of `Ranking.tpr`: one of so many pairs of different identities."""
 
 
 class Labels(NamedTuple):
@@ -41,14 +37,12 @@ class Ranking:
     """Scores of a ranking, each in [0, 1], as means over the queries with a match.
 
     `cmc` (max_rank,) float32: share of these queries with a match among the first 1, 2, … ranks; `mAP`: mean average precision;
-    `mINP`: mean of the number of matches / rank of the last; `tpr`: true positive rate of all pairs by one threshold of the
-    distance, at each of FALSE_POSITIVE_RATES.
+    `mINP`: mean of the number of matches / rank of the last.
     """
 
     cmc: torch.Tensor
     mAP: float
     mINP: float
-    tpr: Mapping[str, float]
 
     def rank(self, k: int) -> float:
         """Rank-k: share of the queries with a match among the first k."""
@@ -96,89 +90,64 @@ def evaluate_ranking(
     return score_distances(distances, query, gallery, max_rank)
 
 
-def score_distances(
-    distances: Distances, query: Labels, gallery: Labels, max_rank: int = 50
-) -> Ranking:
-    """Scores of the gallery's ranking by distances. Raises `UserError` where no query has a match."""
-    rank, matches, tpr = match_ranks(distances, query, gallery)
-    if not len(rank):
-        raise UserError(
-            "No query has a match in the gallery (the same identity from another camera or scene), so there is "
-            "nothing to score; check the identities and cameras of the test split."
-        )
-    average, ends = average_precisions(rank, matches), matches[matches > 0].cumsum()
-    first, last = rank[np.append(0, ends[:-1])], rank[ends - 1]
-    cmc = (first <= np.arange(1, max_rank + 1)[:, None]).mean(axis=1)
-    return Ranking(
-        torch.from_numpy(cmc).float(),
-        mAP=float(average[~np.isnan(average)].mean()),
-        mINP=float((matches[matches > 0] / last).mean()),
-        tpr=tpr,
-    )
+class QueryScores(NamedTuple):
+    """Scores of each query (Q,).
 
+    `average_precision` float64: average precision; `inverse_penalty` float64: number of matches / rank of the last; both are
+    NaN for a query without a match. `first_match` int64: rank of the first match, from 1, or 0 without one.
+    """
 
-class MatchRanks(NamedTuple):
-    """`rank` (m,) int64 of all matches, from 1, query by query, ascending within each; `matches` (Q,) int64: the number of each
-    query; `tpr` as in `Ranking`."""
-
-    rank: np.ndarray
-    matches: np.ndarray
-    tpr: Mapping[str, float]
+    average_precision: np.ndarray
+    first_match: np.ndarray
+    inverse_penalty: np.ndarray
 
 
 @torch.no_grad()
-def match_ranks(distances: Distances, query: Labels, gallery: Labels) -> MatchRanks:
-    """Rank of every match in the gallery's ranking for its query."""
+def score_queries(distances: Distances, query: Labels, gallery: Labels) -> QueryScores:
+    """Scores of each query by the ranks of all its matches. Distances are there a block of queries at a time."""
     order = np.argsort(gallery.identity, kind="stable")
     starts, stops = (
         np.searchsorted(gallery.identity, query.identity, side, sorter=order)
         for side in ("left", "right")
     )
-    # of each query the distances of its matches, ascending, and how many others are as near or nearer
-    limits, ahead = [], []
-    # the nearest pairs of different identities: as many as the largest rate accepts of all pairs, and one more
-    nearest, largest, pairs = [np.zeros(0, np.float32)], np.inf, 0
-    most = len(starts) * len(order) // min(FALSE_POSITIVE_RATES.values()) + 1
+    matches, ahead = np.zeros(len(starts), int), [np.zeros(0, int)]
     for rows, block in distances.blocks():
         for number, distance in enumerate(block.cpu().numpy(), start=rows.start):
             same = order[starts[number] : stops[number]]
-            is_match = gallery.key[same] != query.key[number]
-            limits.append(np.sort(distance[same[is_match]]))
-            if is_match.any():
+            limits = np.sort(distance[same[gallery.key[same] != query.key[number]]])
+            matches[number] = len(limits)
+            if len(limits):
                 others = np.delete(distance, same)
                 # few where features are good, so that sorting is cheap
-                near = np.sort(others[others <= limits[-1][-1]])
-                ahead.append(near.searchsorted(limits[-1], "right"))
-                nearest.append(others[others <= largest])
-                pairs += len(others)
-        near = np.concatenate(nearest)
-        if len(near) > most:
-            near = np.partition(near, most - 1)[:most]
-            largest = near[-1]
-        nearest = [near]
-    matches = np.array(list(map(len, limits)), int)
-    if not ahead:
-        return MatchRanks(np.zeros(0, int), matches, {})
-    thresholds, distance = np.append(np.sort(nearest[0]), np.inf), np.concatenate(limits)
-    return MatchRanks(
-        np.concatenate(ahead) + count_within(matches),
-        matches,
-        {
-            name: float((distance < thresholds[pairs // of]).mean())
-            for name, of in FALSE_POSITIVE_RATES.items()
-        },
+                near = np.sort(others[others <= limits[-1]])
+                ahead.append(near.searchsorted(limits, "right"))
+    has_match = matches > 0
+    counts = matches[has_match]
+    ends = counts.cumsum()
+    starts = ends - counts
+    place = np.arange(1, counts.sum() + 1) - starts.repeat(counts)  # 1, 2, … within each query
+    rank = np.concatenate(ahead) + place
+    average, penalty = np.full((2, len(matches)), np.nan)
+    average[has_match] = np.add.reduceat(place / rank, starts) / counts
+    penalty[has_match] = counts / rank[ends - 1]
+    first = np.zeros(len(matches), int)
+    first[has_match] = rank[starts]
+    return QueryScores(average, first, penalty)
+
+
+def score_distances(
+    distances: Distances, query: Labels, gallery: Labels, max_rank: int = 50
+) -> Ranking:
+    """Scores of the gallery's ranking by distances. Raises `UserError` where no query has a match."""
+    scores = score_queries(distances, query, gallery)
+    has_match = scores.first_match > 0
+    if not has_match.any():
+        raise UserError(
+            "No query has a match in the gallery (the same identity from another camera or scene), so there is "
+            "nothing to score; check the identities and cameras of the test split."
+        )
+    average, first, penalty = (values[has_match] for values in scores)
+    cmc = (first <= np.arange(1, max_rank + 1)[:, None]).mean(axis=1)
+    return Ranking(
+        torch.from_numpy(cmc).float(), mAP=float(average.mean()), mINP=float(penalty.mean())
     )
-
-
-def average_precisions(rank: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    """Average precision of each query (Q,) float64, NaN without a match, by the result of `match_ranks`."""
-    average, is_scored = np.full(len(matches), np.nan), matches > 0
-    if len(rank):
-        starts = (matches.cumsum() - matches)[is_scored]
-        average[is_scored] = np.add.reduceat(count_within(matches) / rank, starts)
-    return average / matches
-
-
-def count_within(matches: np.ndarray) -> np.ndarray:
-    """1, 2, … within each query's matches, by their numbers (Q,): (m,) int64."""
-    return np.arange(1, matches.sum() + 1) - (matches.cumsum() - matches).repeat(matches)

@@ -12,7 +12,6 @@ from demo_sdtps.evaluation.protocol import CrossModal, TestData
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.files import read_json
 
-NUMBER = (int, float)
 METRICS, RECORD = "metrics.json", "run.json"
 """Names of the files in OUTPUT_DIR with a record of each epoch, and with seed, commit and versions."""
 RANKS = (1, 5, 10)
@@ -22,8 +21,7 @@ COUNTS = {2: "two", 6: "six"}  # cases of missing modalities of two and of three
 PATTERN_NAMES = dict(zip(RETURN_PATTERNS, ("1 original", "2 enhanced", "3 both"), strict=True))
 
 Record = Mapping[str, Mapping[str, float]]
-"""Measures by return pattern, as metrics.json has them: {"1": {"mAP": …, "Rank-1": …, …}, "2": …, "3": …}, in [0, 1]; TPR-1e-3
-is the true positive rate at a false positive rate of 0.001."""
+"""Measures by return pattern, as metrics.json has them: {"1": {"mAP": …, "Rank-1": …, …}, "2": …, "3": …}, in [0, 1]."""
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
@@ -47,7 +45,6 @@ def reid_record(rankings: Mapping[int, Ranking]) -> dict[str, dict[str, float]]:
         str(pattern): {"mAP": ranking.mAP}
         | {f"Rank-{k}": ranking.rank(k) for k in RANKS}
         | {"mINP": ranking.mINP}
-        | {f"TPR-{rate}": share for rate, share in ranking.tpr.items()}
         for pattern, ranking in rankings.items()
     }
 
@@ -55,43 +52,40 @@ def reid_record(rankings: Mapping[int, Ranking]) -> dict[str, dict[str, float]]:
 def reid_table(record: Record, untrained: Record | None = None) -> str:
     """A record in percent, one row per return pattern; with `untrained`, that record's mAP in the last column."""
     rows = {
-        PATTERN_NAMES[int(pattern)]: {name: 100 * value for name, value in row.items()}
+        PATTERN_NAMES[int(pattern)]: {**row}
+        | ({"mAP untrained": untrained[pattern]["mAP"]} if untrained else {})
         for pattern, row in record.items()
     }
-    table = percent_table(rows, "return pattern")
-    if not untrained:
-        return table
-    column = ["mAP untrained", *(f"{100 * untrained[pattern]['mAP']:.1f}" for pattern in record)]
-    lines = zip(table.splitlines(), column, strict=True)
-    return "\n".join(line + cell.rjust(NAME_WIDTH) for line, cell in lines)
+    return percent_table(rows, "return pattern")
 
 
 def missing_table(records: Mapping[str, Record]) -> str:
-    """Records by case of missing modalities as one table in percent, with the mean of all cases but the complete one."""
-    lines: list[str] = []
-    for name, record in missing_rows(records).items():
-        header, *rows = reid_table(record).splitlines()
-        lines += [] if lines else [f"{'missing':{CASE_WIDTH}}{header}"]
-        lines += [
-            f"{label:{CASE_WIDTH}}{row}" for label, row in zip((name, "", ""), rows, strict=True)
-        ]
-    return "\n".join(lines)
+    """Records by case of missing modalities as one table in percent, with the rows of `missing_rows`."""
+    rows = {
+        f"{name:{CASE_WIDTH}}{PATTERN_NAMES[int(pattern)]}": row
+        for name, record in missing_rows(records).items()
+        for pattern, row in record.items()
+    }
+    return percent_table(rows, f"{'missing':{CASE_WIDTH}}return pattern")
 
 
 def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
-    """Records by case of missing modalities, under the names of `case_name`, and the mean of all cases but the complete one."""
-    incomplete = [record for case, record in records.items() if missing_modalities(case)]
-    if not incomplete:  # a model of one modality
-        return dict(records)
-    mean = {
-        pattern: {
-            name: sum(record[pattern][name] for record in incomplete) / len(incomplete)
-            for name in row
+    """Records by case of missing modalities as tables name it ('rn' is 'rn: RGB, NI'), and the mean of all cases but the
+    complete one, where there are others."""
+    rows, incomplete = {}, []
+    for case, record in records.items():
+        missing = missing_names(case)
+        rows[f"{case}: {', '.join(missing)}" if missing else case] = record
+        incomplete += [record] if missing else []
+    if incomplete:  # a model of one modality has none
+        rows[f"mean of the {COUNTS[len(incomplete)]}"] = {
+            pattern: {
+                name: sum(record[pattern][name] for record in incomplete) / len(incomplete)
+                for name in row
+            }
+            for pattern, row in incomplete[0].items()
         }
-        for pattern, row in incomplete[0].items()
-    }
-    by_name = {case_name(case): record for case, record in records.items()}
-    return by_name | {f"mean of the {COUNTS[len(incomplete)]}": mean}
+    return rows
 
 
 def cross_modal_tables(cfg: CfgNode, result: CrossModal) -> list[str]:
@@ -101,22 +95,26 @@ def cross_modal_tables(cfg: CfgNode, result: CrossModal) -> list[str]:
         f"{cfg.TEST.CROSS_MODAL_DISTANCE}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
     ]
     for measure, rows in result.items():
-        percent = {
-            one: {other: None if value is None else 100 * value for other, value in row.items()}
-            for one, row in rows.items()
-        }
-        lines += ["", *percent_table(percent, measure).splitlines()]
+        lines += ["", percent_table(rows, measure)]
     return lines
 
 
-def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = "") -> str:
-    """Values in percent by row and column, each with one decimal, "-" for None."""
+def percent_table(
+    rows: Mapping[str, Mapping[str, float | None]], corner: str = "", scale: int = 100
+) -> str:
+    """Values by row and column, each times `scale` with one decimal, "-" for None."""
     columns = list(next(iter(rows.values())))
-    width = 2 + max(map(len, [*columns, "100.0"]))
-    lines = [corner.ljust(NAME_WIDTH) + "".join(column.rjust(width) for column in columns)]
+    width = max(NAME_WIDTH, *(2 + len(name) for name in (corner, *rows)))
+    lines = [
+        corner.ljust(width) + "".join(f"{column:>{2 + max(5, len(column))}}" for column in columns)
+    ]
     for name, row in rows.items():
-        cells = ("-" if row[column] is None else f"{row[column]:.1f}" for column in columns)
-        lines.append(name.ljust(NAME_WIDTH) + "".join(cell.rjust(width) for cell in cells))
+        line = name.ljust(width)
+        for column in columns:
+            value = row[column]
+            cell = "-" if value is None else f"{scale * value:.1f}"
+            line += cell.rjust(2 + max(5, len(column)))
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -126,12 +124,16 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
 
 
-def reid_caption(cfg: CfgNode, data: TestData) -> str:
-    """One line on what is evaluated: data, queries, weights and options."""
+def data_caption(cfg: CfgNode, data: TestData) -> str:
+    """The name and place of the data, and the number of its queries."""
     queries = f"{len(data.query)} queries"
     queries += "" if data.matched == len(data.query) else f", {data.matched} with a match"
-    place = f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}"
-    caption = f"{place}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+    return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}"
+
+
+def reid_caption(cfg: CfgNode, data: TestData) -> str:
+    """One line on what is evaluated: data, queries, weights and options."""
+    caption = f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
     return "; ".join([caption, *equal_patterns(cfg)])
 
 
@@ -160,12 +162,6 @@ def distance_name(cfg: CfgNode) -> str:
     if cfg.TEST.RE_RANKING == "yes":
         return "k-reciprocal distance"
     return f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features"
-
-
-def case_name(case: str) -> str:
-    """A case of missing modalities as tables show it: 'rn' → 'rn: RGB, NI'."""
-    missing = missing_names(case)
-    return f"{case}: {', '.join(missing)}" if missing else case
 
 
 def missing_names(case: str) -> list[str]:

@@ -21,7 +21,7 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
-from demo_sdtps.evaluation import analysis, tables
+from demo_sdtps.evaluation import analysis, metrics, tables
 from demo_sdtps.evaluation.extraction import encode_cases
 from demo_sdtps.evaluation.protocol import TestData, exclude_key, normalise, ranked_distances
 from demo_sdtps.modeling import DeMo
@@ -140,7 +140,7 @@ def draw_ranks(
     shown, samples = np.array(queries), data.samples
     ranking = ranked_distances(cfg, features, data), *data.labels
     nearest = analysis.nearest_samples(*ranking, shown, BEST)
-    first_matches = analysis.score_queries(*ranking).first_match[shown]
+    first_matches = metrics.score_queries(*ranking).first_match[shown]
     cells = []  # of each row: (sample, title, colour of the frame)
     for query, hits, first in zip(data.query[shown].tolist(), nearest, first_matches, strict=True):
         late = f"\nfirst hit at rank {first}" if first > len(hits) else ""

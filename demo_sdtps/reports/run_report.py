@@ -16,7 +16,7 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import EMBEDDING_METHODS
 from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets.images import parallel
-from demo_sdtps.evaluation import analysis, protocol, tables
+from demo_sdtps.evaluation import analysis, metrics, protocol, tables
 from demo_sdtps.evaluation.extraction import (
     CASES,
     Model,
@@ -115,7 +115,7 @@ def analyse(
     features = dict(zip(cases, extracted, strict=True))
     chosen = features[case][cfg.TEST.RETURN_PATTERN]
     ranking = protocol.ranked_distances(cfg, chosen, data), *data.labels
-    scores = analysis.score_queries(*ranking)
+    scores = metrics.score_queries(*ranking)
     worst = analysis.worst_queries(scores.average_precision, min(WORST, limits.queries)).tolist()
     others = spread(len(data.query), limits.queries - len(worst))
     listed = sorted({*worst, *others})
@@ -126,7 +126,8 @@ def analyse(
     histogram = analysis.distance_histogram(*ranking)
     shown_features = protocol.normalise(cfg, chosen[shown]).numpy()
     methods = progress(EMBEDDING_METHODS.items(), "features in two dimensions", unit="method")
-    each_query = zip(data.query.tolist(), *(values.tolist() for values in scores), strict=True)
+    precisions, firsts = scores.average_precision.tolist(), scores.first_match.tolist()
+    each_query = zip(data.query.tolist(), precisions, firsts, strict=True)
 
     def record(patterns: dict[int, torch.Tensor]) -> tables.Record:
         """The record of features (samples, D) by return pattern."""

@@ -8,6 +8,7 @@ from ranking_cases import labels_of, rank_distances
 
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.distances import matrix_distances
+from demo_sdtps.evaluation.metrics import score_queries
 from tests.reference import analysis as plain
 
 
@@ -47,7 +48,7 @@ def known(values):
 
 
 def test_queries(case):
-    actual = analysis.score_queries(case.distances, *case.sides)
+    actual = score_queries(case.distances, *case.sides)
     averages = [plain.average_precision(ranking) for ranking in case.rankings]
     assert averages == known(actual.average_precision.tolist()) and None in averages
     assert actual.first_match.tolist() == [plain.first_match(ranking) for ranking in case.rankings]
@@ -67,7 +68,7 @@ def test_cameras(case):
 
 
 def test_identities(case):
-    averages = analysis.score_queries(case.distances, *case.sides).average_precision
+    averages = score_queries(case.distances, *case.sides).average_precision
     actual = analysis.score_identities(averages, case.ids[0].numpy())
     expected = plain.identity_scores(
         [plain.average_precision(ranking) for ranking in case.rankings], case.lists[0][0]
@@ -78,7 +79,7 @@ def test_identities(case):
 
 
 def test_worst_queries(case):
-    averages = analysis.score_queries(case.distances, *case.sides).average_precision
+    averages = score_queries(case.distances, *case.sides).average_precision
     expected = sorted((value, query) for query, value in enumerate(averages) if not np.isnan(value))
     for count in (1, 5, len(averages) + 1):
         assert analysis.worst_queries(averages, count).tolist() == [
