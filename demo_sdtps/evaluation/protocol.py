@@ -145,11 +145,10 @@ def exclude_key(cfg: CfgNode) -> str:
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
     present: as published, all columns are compared."""
+    cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
         cases = missing_cases([*compress(MODALITIES, data.present.any(axis=0))])
-    else:
-        cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
-    features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
+    features = extract_cases(cfg, model, data, cases)
     device = model_device(model)
     return broadcast_from_main(
         lambda: {
@@ -157,9 +156,18 @@ def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[
                 pattern: rank_features(cfg, feature.to(device), data, pattern)
                 for pattern, feature in patterns.items()
             }
-            for case, patterns in zip(cases, features, strict=True)
+            for case, patterns in features.items()
         }
     )
+
+
+def extract_cases(
+    cfg: CfgNode, model: Model, data: TestData, cases: Mapping[str, frozenset[str]]
+) -> dict[str, dict[int, torch.Tensor]]:
+    """Features (samples, D) of the test data, on the CPU, by case of missing modalities and return pattern."""
+    missing, samples = list(cases.values()), len(data.samples)
+    features = extract_features(cfg, model, data.loader, missing, samples)
+    return dict(zip(cases, features, strict=True))
 
 
 def rank_features(
@@ -211,11 +219,8 @@ def modality_sets(modalities: Sequence[str]) -> dict[str, str]:
 
 def evaluate_cross_modal(cfg: CfgNode, model: Model, data: TestData) -> CrossModal:
     """`rank_sets` of the test data, from one pass over its images."""
-    cases = missing_cases(model.modalities)
-    features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
-    return broadcast_from_main(
-        lambda: rank_sets(cfg, model, dict(zip(cases, features, strict=True)), data)
-    )
+    features = extract_cases(cfg, model, data, missing_cases(model.modalities))
+    return broadcast_from_main(lambda: rank_sets(cfg, model, features, data))
 
 
 def rank_sets(
@@ -224,20 +229,21 @@ def rank_sets(
     """Score every set of modalities of the query against every one of the gallery, without re-ranking. `features` (samples, D)
     by case of `CASES` and return pattern. A triplet is compared by the images that it has of a set's modalities, as everywhere;
     a cell in which no query has any in common with the gallery is undefined."""
-    device, sets = model_device(model), modality_sets(model.modalities)
-    pattern = cfg.TEST.RETURN_PATTERN
+    device, pattern = model_device(model), cfg.TEST.RETURN_PATTERN
     comparison = make_comparison(cfg, pattern, cfg.TEST.FEAT_NORM == "yes")
-    matrices: dict[str, dict[str, dict[str, float | None]]] = {"mAP": {}, "Rank-1": {}}
-    for one, other in product(sets, repeat=2):
-        query, gallery = (
+    sides = {
+        name: [
             select_side(cfg, features[case][pattern].to(device), data, rows, CASES[case])
-            for case, rows in ((sets[one], data.query), (sets[other], data.gallery))
-        )
-        cell: dict[str, float | None] = dict.fromkeys(matrices)
+            for rows in (data.query, data.gallery)
+        ]
+        for name, case in modality_sets(model.modalities).items()
+    }
+    scores: dict[str, dict[str, dict[str, float | None]]] = {"mAP": {}, "Rank-1": {}}
+    for (one, (query, _)), (other, (_, gallery)) in product(sides.items(), repeat=2):
+        cell: list[float | None] = [None, None]
         if len(find_incomparable(comparison, query[1], gallery[1])) < len(data.query):
-            distances = measure_distances(comparison, query, gallery)
-            ranking = score_distances(distances, *data.labels)
-            cell = {"mAP": ranking.mAP, "Rank-1": ranking.rank(1)}
-        for measure, value in cell.items():
-            matrices[measure].setdefault(one, {})[other] = value
-    return matrices
+            ranking = score_distances(measure_distances(comparison, query, gallery), *data.labels)
+            cell = [ranking.mAP, ranking.rank(1)]
+        for rows, value in zip(scores.values(), cell, strict=True):
+            rows.setdefault(one, {})[other] = value
+    return scores

@@ -20,7 +20,6 @@ from demo_sdtps.evaluation import analysis, metrics, protocol, tables
 from demo_sdtps.evaluation.extraction import (
     CASES,
     Model,
-    extract_features,
     load_model_and_data,
     missing_cases,
 )
@@ -111,8 +110,7 @@ def analyse(
     missing = missing_modalities(cfg.TEST.MISS)
     cases = missing_cases(model.modalities)
     case = next(name for name, each in CASES.items() if each == missing)
-    extracted = extract_features(cfg, model, data.loader, list(cases.values()))
-    features = dict(zip(cases, extracted, strict=True))
+    features = protocol.extract_cases(cfg, model, data, cases)
     chosen = features[case][cfg.TEST.RETURN_PATTERN]
     ranking = protocol.ranked_distances(cfg, chosen, data), *data.labels
     scores = metrics.score_queries(*ranking)
