@@ -106,14 +106,12 @@ class Comparison:
         set, as all are to the comparison "all"."""
         if self.how == "all":
             return {self.complete: slice(None)}
-        kinds, kind = np.unique(present, axis=0, return_inverse=True)
-        sets = [self.complete.intersection(names_present(row)) for row in kinds]
+        read = [name in self.complete for name in MODALITIES]
+        kinds, kind = np.unique(present & read, axis=0, return_inverse=True)
+        sets = [frozenset(names_present(row)) for row in kinds]
         if len(sets) == 1:
             return {sets[0]: slice(None)}
-        places: dict[Modalities, list[int]] = {}
-        for place, each in enumerate(sets):
-            places.setdefault(each, []).append(place)
-        return {each: np.flatnonzero(np.isin(kind, some)) for each, some in places.items()}
+        return {each: np.flatnonzero(kind == place) for place, each in enumerate(sets)}
 
     def is_defined(self, one: Modalities, other: Modalities) -> bool:
         """Whether triplets of these two sets have a distance."""

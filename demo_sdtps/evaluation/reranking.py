@@ -5,6 +5,7 @@ the gallery. Distances are computed on the features' device, sparse matrices on 
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -22,8 +23,6 @@ from demo_sdtps.evaluation.distances import (
     set_distances,
 )
 
-MEETINGS = 1 << 18
-"""Pairs of weights that are compared at a time; they stay in the processor's cache."""
 FARTHEST = 4.0  # the largest squared distance of features of length 1
 
 
@@ -59,7 +58,9 @@ def rerank(
     a modality in common are as far as can be."""
     pairs, queries = pair_distances(comparison, query, gallery), len(query[0])
     nearest, farthest = _neighbours(pairs, max(k1 + 1, k2))
-    wide, narrow = (_reciprocal(nearest[:, : k + 1]) for k in (k1, round(k1 / 2)))
+    # k-reciprocal sets as ones in the rows: the neighbours of each sample that have it among theirs
+    adjacent = (_matrix(nearest[:, : k + 1]) for k in (k1, round(k1 / 2)))
+    wide, narrow = (each.multiply(each.T).tocsr() for each in adjacent)
     # a member's set counts as well where more than 2/3 of it is in the sample's
     joined = (wide @ narrow.T).multiply(wide).tocsr()
     joined.data *= 3 * joined.data > 2 * narrow.getnnz(axis=1)[joined.indices]
@@ -132,12 +133,6 @@ def _matrix(columns: np.ndarray, value: float = 1.0) -> csr_matrix:
     return csr_matrix((values, columns.ravel(), starts), (samples, samples))
 
 
-def _reciprocal(nearest: np.ndarray) -> csr_matrix:
-    """k-reciprocal sets as ones in the rows (N, N): the neighbours (N, k) of each sample that have it among theirs."""
-    adjacency = _matrix(nearest)
-    return adjacency.multiply(adjacency.T).tocsr()
-
-
 def _weights(pairs: Distances, farthest: torch.Tensor, sets: csr_matrix) -> csr_matrix:
     """V: exp(-distance over its row's maximum) at the members of each row's set (N, N), normalised to sum 1."""
     values, row = [], np.arange(len(farthest)).repeat(np.diff(sets.indptr))
@@ -156,18 +151,11 @@ def _weights(pairs: Distances, farthest: torch.Tensor, sets: csr_matrix) -> csr_
 
 def _overlap(query: csr_matrix, gallery: csr_matrix) -> np.ndarray:
     """Sums over the columns of the minimum of a query's (Q, N) and a gallery sample's (G, N) weight: (Q, G) float32. Only
-    columns where both weights are non-zero ("meetings") contribute."""
+    columns where both weights are non-zero contribute."""
     columns = gallery.T.tocsr()
-    total = np.empty((query.shape[0], gallery.shape[0]), np.float32)
-    meetings = np.append(0, np.diff(columns.indptr)[query.indices].cumsum())[query.indptr]
-    starts = np.unique(meetings[:-1] // MEETINGS, return_index=True)[1]
-    for start, stop in zip(starts, [*starts[1:], len(total)], strict=True):
-        some = query[start:stop]
-        met = columns[some.indices]
-        smaller = np.minimum(some.data.repeat(np.diff(met.indptr)), met.data)
-        # the entries of a query's columns follow each other: toarray adds up those of a sample
-        sums = csr_matrix(
-            (smaller, met.indices, met.indptr[some.indptr]), (stop - start, len(total[0]))
-        )
-        sums.toarray(out=total[start:stop])
+    total = np.zeros((query.shape[0], gallery.shape[0]), np.float32)
+    for row, (start, stop) in zip(total, pairwise(query.indptr), strict=True):
+        met = columns[query.indices[start:stop]]
+        weights = query.data[start:stop].repeat(np.diff(met.indptr))
+        np.add.at(row, met.indices, np.minimum(weights, met.data))
     return total

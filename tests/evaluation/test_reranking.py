@@ -156,7 +156,6 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
     sides = samples[:20], samples  # with ties
     expected = by_loops(*sides, 9, 4)
     monkeypatch.setattr(distances, "BLOCK_ELEMENTS", elements)
-    monkeypatch.setattr(reranking, "MEETINGS", elements)
     for kept in (distances.KEPT_ELEMENTS, 0):
         monkeypatch.setattr(distances, "KEPT_ELEMENTS", kept)
         assert_same(k_reciprocal(*sides, 9, 4), expected, sides)
