@@ -172,10 +172,13 @@ def complete_word(parser: ArgumentParser, parsed_args: argparse.Namespace, **_: 
     return [*map(str, allowed)] if isinstance(allowed, tuple) else []
 
 
-def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
+def parse(parser: ArgumentParser, in_group: bool = False) -> tuple[argparse.Namespace, CfgNode]:
     """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. In the
-    arguments `config_file` becomes the file of a name, and `opts` are the keys of flags too."""
+    arguments `config_file` becomes the file of a name, and `opts` are the keys of flags too. Raises `UserError` for a mistake,
+    and in one of several processes of torchrun, unless the command runs `in_group`."""
     arguments = read_arguments(parser)
+    if not in_group and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"{parser.prog} runs in one process; start it without torchrun.")
     schema, words, flags = arguments.schema, arguments.words, vars(arguments)
     data = flags.get(ROOT)
     kinds = configs_for(Path(data)) if data else []
@@ -237,9 +240,9 @@ def parse_in_group(parser: ArgumentParser) -> Iterator[tuple[argparse.Namespace,
     """Context manager: the processes that torchrun started form a group, with the arguments of each and the configuration of
     rank 0. A mistake ends all of them, so they are connected first, and only what needs no other process is answered before."""
     if COMPLETING in os.environ or not ANSWERED.isdisjoint(sys.argv):
-        parse(parser)
+        parse(parser, in_group=True)
     from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
 
     with init_distributed():
-        arguments, cfg = parse(parser)
+        arguments, cfg = parse(parser, in_group=True)
         yield arguments, broadcast_from_main(lambda: cfg)

@@ -145,9 +145,10 @@ def exclude_key(cfg: CfgNode) -> str:
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
     present: as published, all columns are compared."""
-    cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
         cases = missing_cases([*compress(MODALITIES, data.present.any(axis=0))])
+    else:
+        cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     features = extract_cases(cfg, model, data, cases)
     device = model_device(model)
     return broadcast_from_main(

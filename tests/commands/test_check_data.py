@@ -11,7 +11,6 @@ from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 
 from demo_sdtps.commands import check_data
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA, find_config
 from demo_sdtps.reports.data import published_counts
 from seps import commands as seps
 
@@ -45,23 +44,14 @@ def test_counts_of_every_layout(check, tmp_path, name):
         assert actual["counts"][split] == expected
     assert (code, bool(actual["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))
     assert ("expected counts: not known here" in stdout) == (name != "RGBNT201")
-    assert (
-        "train has 30 triplets, but 3,951 are expected (-3,921); unpack or download" in stdout
-        or code == 0
-    )
 
 
 @pytest.mark.parametrize("source", ["hub", "none"])
 def test_weights_that_training_downloads_are_told(check, tiny_root, source):
-    """And a configuration that needs none, which trains."""
     free = ("MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", "[16,16]", "INPUT.SIZE_TRAIN", "[64,64]")
     opts = (*free, "INPUT.SIZE_TEST", "[64,64]", "MODEL.PRETRAIN_PATH_T", source)
-    words = cli_args_for(tiny_root, *opts)
-    _, stdout, actual = check(*words)
-    name = "RGBNT201/DeMo_SDTPS_tiny"
-    sentence = f"Training downloads weights (MODEL.PRETRAIN_PATH_T hub); {name} trains without any download."
-    assert (sentence in stdout) == (sentence in actual["warnings"]) == (source == "hub")
-    assert load_cfg(find_config(name, None, [], DEMO_SCHEMA)).MODEL.PRETRAIN_PATH_T == "none"
+    warnings = check(*cli_args_for(tiny_root, *opts))[2]["warnings"]
+    assert any("MODEL.PRETRAIN_PATH_T hub" in each for each in warnings) == (source == "hub")
 
 
 def test_synthetic_data_beside_a_real_set_do_not_count_for_it(tiny_root, tmp_path):

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, CONFIG, FUSION, cli_args_for
-from golden_cases import relative_error
+from commands import CONFIG, FUSION, cli_args_for
 from numeric import shift_seed
 
 from demo_sdtps.commands import convert_checkpoint
@@ -106,13 +105,6 @@ def test_every_form_gives_the_same_features(exported_arrays, convert, words, our
     expected = export_features(ours)
     for path in (demo, *tmp_path.glob("*.pth")):
         assert torch.equal(export_features(path), expected), path
-    # A mistake in the experts would show.
-    content = torch.load(ours, weights_only=True)
-    content["model"]["atmoe.expert_weight"] = content["model"]["atmoe.expert_weight"].flip(0)
-    torch.save(content, tmp_path / "flipped.pth")
-    others, original = export_features(tmp_path / "flipped.pth"), 3 * BACKBONE_WIDTH
-    assert torch.equal(others[:, :original], expected[:, :original])
-    assert relative_error(others[:, original:], expected[:, original:]) > 0.01
 
 
 def test_refuses_where_there_is_nothing_to_convert(refusal, ours, demo, tmp_path):

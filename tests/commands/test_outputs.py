@@ -1,7 +1,6 @@
 """What commands write: refused before any work where it would replace something."""
 
 import pytest
-import yaml
 from commands import CONFIG
 
 from benchmarks import run as benchmark
@@ -23,7 +22,7 @@ OUTPUTS = {
     "report's page": (
         evaluate.report,
         "x.html",
-        (*CONFIGURED, "OUTPUT_DIR", "none", "--html", "x.html"),
+        (*CONFIGURED, "--run", "none", "--html", "x.html"),
     ),
     "hits": (search, "x.csv", (*CONFIGURED, *SEARCHED)),
     "benchmark": (benchmark, "x.json", ("--json", "x.json")),
@@ -34,9 +33,6 @@ OUTPUTS = {
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, name):
     command, file, words = OUTPUTS[name]
-    (tmp_path / "one.yml").write_text(
-        yaml.safe_dump({"config": str(CONFIG), "variants": {"one": {}}})
-    )
     (tmp_path / file).write_text("mine")
     message = refusal(getattr(command, "main", command), *words)
     assert f"{file} already exists; choose another, or pass --overwrite to replace it." in message

@@ -68,25 +68,14 @@ def test_a_configuration_is_found_by_its_name(place, monkeypatch, capsys, words,
     assert capsys.readouterr().err == told
 
 
-START = (
-    "DATASETS.ROOT_DIR",
-    "synthetic",
-    "DATASETS.VALIDATION",
-    "0.25",
-    "INPUT.PIXEL_STD",
-    "[1,1,1]",
-)
+START = ["DATASETS.ROOT_DIR", "synthetic", "DATASETS.VALIDATION", "0.25"]
+START += ["INPUT.PIXEL_STD", "[1,1,1]"]
 
 
 @pytest.mark.parametrize(
     ("words", "config", "changed"),
     [
         ("DeMo_Slim", CONFIGS / "Synthetic/DeMo_Slim.yml", {}),
-        (
-            "DeMo_Slim --teacher other",
-            CONFIGS / "Synthetic/DeMo_Slim.yml",
-            {"MODEL.TEACHER": "other"},
-        ),
         ("DeMo_Slim DATASETS.ROOT_DIR x", CONFIGS / "Synthetic/DeMo_Slim.yml", {START[0]: "x"}),
         ("RGBNT201/DeMo_Slim", CONFIGS / "RGBNT201/DeMo_Slim.yml", None),
         ("DeMo_Slim --data one", CONFIGS / "RGBNT201/DeMo_Slim.yml", {START[0]: "one"}),
@@ -120,11 +109,15 @@ def test_the_teacher_of_a_checkpoint_is_not_that_of_a_training_which_starts_from
         assert teacher == flags.parse(parser)[1].MODEL.TEACHER
 
 
+def test_a_command_of_one_process_refuses_torchrun(monkeypatch, refusal):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "torchrun" in refusal(evaluate.flops, "RGB")
+
+
 def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, monkeypatch):
     weights = checkpoint_file(place / "w.pth", load_cfg(CONFIG))
-    monkeypatch.setattr(
-        sys, "argv", ["x", "OUTPUT_DIR", "x", "--weight", str(weights), "--data=own"]
-    )
+    words = ["x", "OUTPUT_DIR", "x", "--weight", str(weights), "--data=own"]
+    monkeypatch.setattr(sys, "argv", words)
     arguments, cfg = flags.parse(flags.config_parser(""))
     assert (cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR) == ("Folder", "own")
     assert cfg.MODEL.USE_SDTPS and "own" in arguments.opts  # for the other --weight and --run

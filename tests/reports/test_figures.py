@@ -1,13 +1,12 @@
 """What the pictures share: places, colours, formats; and a picture by every command that draws one."""
 
 import json
-import re
 import shlex
 from functools import partial
 from itertools import pairwise
 
 import pytest
-from commands import CONFIG, EPOCH, ROOT, checkpoint_file, cli_args_for
+from commands import CONFIG, EPOCH, checkpoint_file, cli_args_for
 from layouts import pixels, save
 
 from demo_sdtps.commands import call, evaluate
@@ -38,17 +37,6 @@ def test_places_are_spread(total, count):
     steps = [after - before for before, after in pairwise(places)]
     assert not steps or max(steps) - min(steps) <= 1
     assert abs(places[0] - (total - 1 - places[-1])) <= 1  # as far from both ends
-
-
-def test_colours_are_in_one_file():
-    reports = ROOT / "demo_sdtps" / "reports"
-    files = [
-        *reports.glob("*.py"),
-        *(ROOT / "studies").glob("*.py"),
-        *reports.glob("templates/*.js"),
-    ]
-    colour = re.compile(r"#[0-9a-fA-F]{6}\b")
-    assert not [file for file in files if colour.search(file.read_text(encoding="utf-8"))]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +86,6 @@ def test_own_images_without_labels_are_drawn(modalities, tmp_path, success, refu
         assert str(path) in success(main, *weight, *photos, "--output", path)
     for name in set(MODALITIES) - {*modalities}:
         unread = ("--images", tmp_path / "photos" / name, "--modality", name)
-        assert "has no image in" in refusal(evaluate.draw_tokens, *weight, *unread)
+        assert str(tmp_path / "photos" / name) in refusal(evaluate.draw_tokens, *weight, *unread)
     keys = ("DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos")
-    assert "have no labels" in refusal(evaluate.draw_ranks, *weight, *keys)
+    assert "labels" in refusal(evaluate.draw_ranks, *weight, *keys)
