@@ -56,35 +56,26 @@ class TestData:
     matched: int  # the number of queries with a match in the gallery; only these are scored
     present: np.ndarray  # (samples, 3) bool: of which modalities the features of each are
     key: str  # attribute by which the protocol leaves out gallery samples of the query's identity
-
-    @property
-    def labels(self) -> tuple[Labels, Labels]:
-        """Those of the queries and of the gallery."""
-        query, gallery = (
-            Labels(
-                *(
-                    np.array([getattr(self.samples[row], name) for row in rows.tolist()], int)
-                    for name in ("identity", "camera", self.key)
-                )
-            )
-            for rows in (self.query, self.gallery)
-        )
-        return query, gallery
+    labels: tuple[Labels, Labels]  # of the queries and of the gallery
 
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
     """The distinct samples of query and gallery; in some data sets both have the same images."""
-    matched = count_matched(cfg, query, gallery)
+    matched, key = count_matched(cfg, query, gallery), exclude_key(cfg)
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
+    rows = [np.array([index[sample] for sample in side]) for side in (query, gallery)]
+    names = ("identity", "camera", key)
+    labels = Labels(*(np.array([getattr(each, name) for each in samples]) for name in names))
     return TestData(
         samples,
-        torch.tensor([index[sample] for sample in query]),
-        torch.tensor([index[sample] for sample in gallery]),
+        torch.from_numpy(rows[0]),
+        torch.from_numpy(rows[1]),
         test_loader(cfg, shard_for_rank(samples)),
         matched,
         present_modalities(samples, cfg.MODEL.MODALITIES),
-        exclude_key(cfg),
+        key,
+        (labels.select(rows[0]), labels.select(rows[1])),
     )
 
 

@@ -105,17 +105,15 @@ def percent_table(
     """Values by row and column, each times `scale` with one decimal, "-" for None."""
     columns = list(next(iter(rows.values())))
     width = max(NAME_WIDTH, *(2 + len(name) for name in (corner, *rows)))
-    lines = [
-        corner.ljust(width) + "".join(f"{column:>{2 + max(5, len(column))}}" for column in columns)
-    ]
+    lines = [(corner, columns)]
     for name, row in rows.items():
-        line = name.ljust(width)
-        for column in columns:
-            value = row[column]
-            cell = "-" if value is None else f"{scale * value:.1f}"
-            line += cell.rjust(2 + max(5, len(column)))
-        lines.append(line)
-    return "\n".join(lines)
+        values = (row[column] for column in columns)
+        cells = ["-" if value is None else f"{scale * value:.1f}" for value in values]
+        lines.append((name, cells))
+    widths = [2 + max(5, len(column)) for column in columns]
+    return "\n".join(
+        name.ljust(width) + "".join(map(str.rjust, cells, widths)) for name, cells in lines
+    )
 
 
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
