@@ -110,7 +110,8 @@ def test_the_teacher_of_a_checkpoint_is_not_that_of_a_training_which_starts_from
 
 
 def test_a_command_of_one_process_refuses_torchrun(monkeypatch, refusal):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.setenv(name, "2")
     assert "torchrun" in refusal(evaluate.flops, "RGB")
 
 
