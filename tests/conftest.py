@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -39,31 +40,12 @@ GPU = os.environ.get("GPU_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() 
 """The device of tests marked gpu; GPU_TEST_DEVICE=cpu tries them where there is none."""
 PROGRESS = ("reading images", "verifying images", "extracting features")
 """Titles of progress bars, which may remain in stderr."""
-LONGEST = (
-    "test_distributed",
-    "test_slim_training",
-    "test_report_page",
-    "test_deploy",
-    "test_export_onnx",
-    "test_table_processes",
-    "test_slimming_model",
-    "test_stop",
-    "test_release",
-    "test_package",
-    "test_golden_models",
-    "test_reproducible",
-    "test_seps_distributed",
-    "test_demo",
-    "test_slim",
-    "test_resume",
-    "test_calibration",
-    "test_search_command",
-    "test_fast_model",
-    "test_gumbel",
-    "test_slim_hooks",
-    "test_tools",
+LONGEST = shlex.split(
+    "distributed slim_training report_page table_processes slimming_model release package "
+    "golden_models reproducible seps_distributed demo slim resume calibration search_command "
+    "fast_model gumbel"
 )
-"""Files that begin first, so that no process has a long one left when the others are done."""
+"""Files test_….py that begin first, so that no process has a long one left when the others are done."""
 
 
 def pytest_collection_modifyitems(items):
@@ -75,11 +57,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if {"assert_close", "assert_order", "tolerance"} & vars(item.module).keys():
             item.add_marker("numeric")
-    items.sort(
-        key=lambda item: (
-            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
-        )
-    )
+    first = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path.stem, len(first)))
 
 
 def pytest_pycollect_makeitem(name, obj):
