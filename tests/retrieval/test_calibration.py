@@ -198,28 +198,6 @@ def test_searches_show_what_the_calibration_says(calibrated, files, success, tmp
     assert "P = " not in success(search.main, *words, "--re_rank", 3)
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
-    calibrated, files, tmp_path, first
-):
-    """Those of the likelier set, every second one, come first, and then the nearest; also where RGB alone is compared in
-    both."""
-    path, record = calibrated
-    for place, name in ((0, "RGB, RGB+NI+TI"), (1, WHOLE), (1, "RGB, RGB")):
-        offset = 9.0 if place == first else -9.0
-        record["patterns"]["3"][name] |= {"slope": 1.0, "offset": offset, "limits": {"0.05": 9}}
-    calibration_file(path).write_text(json.dumps(record))
-    reid, count = demo_sdtps.load(path), len(files["rgb"])
-    gallery = reid.features(**mixed_gallery(files, tmp_path))
-    for shown, likelier in (({"rgb": files["rgb"]}, 1 - first), (files, first)):
-        query = reid.features(**shown)
-        expected = [
-            sorted(range(count), key=lambda row: (row % 2 != likelier, line[row]))
-            for line in reid.distance(query, gallery)
-        ]
-        assert reid.search(query, gallery, top=count).rows.tolist() == expected
-
-
 def test_what_is_unknown_comes_last(calibrated, files, success, tmp_path):
     """Of a mixed gallery, by a threshold for one set that its likelier triplets are beyond: in Python, of arrays and of a
     table, and by the command."""

@@ -48,14 +48,6 @@ def test_parquet_holds_what_the_array_holds(export):
     assert configuration["TEST.MISS"] == "t" and configuration["TEST.NECK_FEAT"] == "before"
 
 
-def test_half_precision_is_a_rounding(export):
-    for name in ("x.npz", "x.parquet", "half.npz", "half.parquet"):
-        export(name, *(("--dtype", "float16") if "half" in name else ()))
-    expected = np.load("x.npz")["features"].astype(np.float16)
-    for half in (np.load("half.npz")["features"], column(pq.read_table("half.parquet"))):
-        assert half.dtype == np.float16 and np.array_equal(half, expected)
-
-
 def test_what_cannot_be_written_is_refused(refusal, export_words, weights, tmp_path):
     """An ending, a file that is there, and numbers beyond half precision."""
     call = lambda *words: refusal(export_features, *export_words, "--output", *words)  # noqa: E731

@@ -1,6 +1,5 @@
 """Features of own images: `demo_sdtps.load`."""
 
-import shlex
 import shutil
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from tiny import SHALLOW
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.modalities import SUBSETS
-from demo_sdtps.retrieval import extractor
 from tests.reference import cross_modal as plain
 from tests.reference import search as reference
 
@@ -138,20 +136,6 @@ def test_an_unknown_camera_has_the_mean_embedding(reid, weights, files):
     expected = other.features(**files, camera=2)
     assert_same(reid.features(**files), expected)
     assert np.abs(reid.features(**files, camera=2).values - expected.values).max() > 1e-2
-
-
-def test_many_triplets_are_loaded_by_processes(weights, files, monkeypatch, no_process_left):
-    monkeypatch.setattr(extractor, "FEW", 2)
-    pairs = shlex.split("MODEL.DEVICE cpu DATALOADER.NUM_WORKERS 1 TEST.IMS_PER_BATCH 2")
-    reid = demo_sdtps.load(weights, *pairs)
-    actual = reid.features(**files)
-    monkeypatch.undo()
-    assert_same(actual, reid.features(**files))
-
-
-def test_a_device_that_does_not_exist_is_refused_at_once(weights):
-    with pytest.raises(UserError, match="The GPU cuda:99 "):
-        demo_sdtps.load(weights, "MODEL.DEVICE", "cpu", device="cuda:99")
 
 
 def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):

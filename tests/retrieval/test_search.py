@@ -1,13 +1,11 @@
 """The nearest of a gallery: exact search, ties, re-ranking, and sets of modalities."""
 
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from modality_sets import (
     ALL_SOURCES,
-    PRESENT,
     comparison,
     distance_lengths,
     draw_sides,
@@ -19,7 +17,6 @@ from modality_sets import (
 from numeric import assert_close, assert_order, generator, numpy_generator, tolerance
 from ranking_cases import near_ties, roundings
 
-from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation import distances as distance_module
 from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.evaluation.reranking import rerank
@@ -142,22 +139,6 @@ def assert_hits(hits, sources, expected, orders, errors):
         if count:
             assert_order(rows[:count], order, 2 * tolerance(*lengths) * errors)
             assert_close(far[:count], np.array(line)[rows[:count]], *lengths, scale=4)
-
-
-@pytest.mark.parametrize("how", ["all", "shared"])
-def test_the_order_of_a_search_is_that_of_the_matrix(how):
-    """For all 49 pairs of sets of modalities."""
-    draws, sources = generator(11), ALL_SOURCES["7C"]
-    for query_set, gallery_set in product(PRESENT.values(), repeat=2):
-        sets = 3 * [query_set], 30 * [gallery_set]
-        query, (features, present) = draw_sides(draws, sources, *sets)
-        place = make_gallery(features.numpy(), present)
-        hits = nearest.search_sets(comparison(sources, how), query, place, 12)
-        each = split_parts(query[0]), split_parts(features)
-        assert_hits(hits, sources, *run_reference(*each, sources, *sets, how))
-        if how == "all" or query_set == gallery_set == set(MODALITIES):
-            expected = nearest.nearest(query[0].numpy(), whole(features.numpy()), 12)
-            assert all(map(np.array_equal, hits, expected))
 
 
 @pytest.mark.parametrize("how", ["all", "shared"])

@@ -116,17 +116,6 @@ def test_a_query_without_a_modality_in_common_is_told_so(run_search, place, file
     assert code == 0 and "gallery/NI/photo" in stdout, stderr
 
 
-@pytest.mark.slow
-def test_one_image_is_searched_for_with_its_siblings(run_search, place):
-    run_search("--csv", "all.csv", "--top", "5")
-    expected = [row for row in read_rows("all.csv") if "<i>&1" in row[0]]
-    for number, image in enumerate((expected[0][0], place / "query" / "TI" / "<i>&1.jpg")):
-        code, stdout, stderr = run_search("--csv", f"{number}.csv", query=image)
-        assert code == 0 and "no change" in stdout, stderr
-        alone = [[expected[0][0], *row[1:]] for row in read_rows(f"{number}.csv")[1:]]
-        assert_same_hits(alone, expected)
-
-
 def test_an_image_stands_alone_among_files_that_are_no_siblings(run_search, place, files):
     for name in ("mine.jpg", "other.jpg", "other.png"):
         copy(files["ti"][0], place / "downloads" / name)

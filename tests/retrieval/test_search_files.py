@@ -124,19 +124,3 @@ def test_folders_of_one_modality_are_read_with_its_name(run_search, place):
         assert {place / row[2] for row in rows} == {*(place / "flat").rglob("*.jpg")}
     code, _, stderr = run_search(gallery="flat", query="one")
     assert code == 2 and "--modality RGB" in stderr
-
-
-def test_folders_have_the_names_of_the_configuration(run_search, place):
-    """DATASETS.FOLDERS; the folders RGB and TI are read too where the named ones are not there."""
-    shutil.copytree("gallery", "named/gallery")
-    shutil.copytree("query", "named/query")
-    for side in ("gallery", "query"):
-        Path("named", side, "RGB").rename(Path("named", side, "visible"))
-        Path("named", side, "TI").rename(Path("named", side, "heat"))
-    names = ("DATASETS.FOLDERS", "[RGB=visible, TI=heat, train=learn]")
-    sides = {"query": "named/query", "gallery": "named/gallery"}
-    hits = []
-    for words, places in (((), {}), (names, {}), (names, sides)):
-        assert run_search("--csv", "x.csv", "--overwrite", *words, **places)[0] == 0
-        hits.append([(Path(row[2]).name, row[3]) for row in read_rows("x.csv")[1:]])
-    assert hits[0] == hits[1] == hits[2]

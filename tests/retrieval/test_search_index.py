@@ -134,13 +134,6 @@ def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     assert content(place) == colour_rows(place)
 
 
-def test_small_files_are_merged(place, monkeypatch):
-    monkeypatch.setattr(table, "MOST_FRAGMENTS", 2)
-    update_at(place)
-    stats = open_table(place / "index").handle.stats()
-    assert stats["fragment_stats"]["num_fragments"] == 1 and content(place) == colour_rows(place)
-
-
 def labelled(place, labels):
     """The gallery's triplets with labels by name."""
     return [
