@@ -141,19 +141,24 @@ def label_distances(
     known = [replace(one, camera=number) for one, number in zip(samples, numbers, strict=True)]
     cases = [*missing_cases(names).values()][::-1]
     extracted = extract_features(cfg, reid.model, test_loader(cfg, known), cases)
-    present = present_modalities(samples, names)
-    for pattern, (one, other) in product(extracted[0], combinations_with_replacement(cases, 2)):
-        comparison, sides, rows = make_comparison(cfg, pattern), [], []
-        for case in (one, other):
-            mask = modality_mask({*names} - case)
-            rows.append(np.flatnonzero((present >= mask).all(axis=1)))
-            features = extracted[cases.index(case)][pattern][rows[-1]]
-            sides.append((F.normalize(features), present[rows[-1]] & mask))
-        sets = [{*names} - case for case in (one, other)]
-        if comparison.is_defined(*map(frozenset, sets)) and all(map(len, rows)):
-            distances = set_distances(comparison, *sides).numpy()
-            labels = ([each[side] for side in rows] for each in (identities, cameras))
-            yield pattern, Labelled(", ".join(map(set_name, sets)), distances, *labels)
+    present, sets = present_modalities(samples, names), [frozenset(names) - case for case in cases]
+    masks = [modality_mask(each) for each in sets]
+    places = [np.flatnonzero((present >= mask).all(axis=1)) for mask in masks]
+    for pattern, pair in product(extracted[0], combinations_with_replacement(range(len(sets)), 2)):
+        comparison, rows = make_comparison(cfg, pattern), [places[each] for each in pair]
+        if not comparison.is_defined(*(sets[each] for each in pair)) or not all(map(len, rows)):
+            continue
+        features = [F.normalize(extracted[each][pattern][places[each]]) for each in pair]
+        query, gallery = (
+            (side, np.tile(masks[each], (len(side), 1)))
+            for side, each in zip(features, pair, strict=True)
+        )
+        distances = set_distances(comparison, query, gallery).numpy()
+        labels = ([each[side] for side in rows] for each in (identities, cameras))
+        yield (
+            pattern,
+            Labelled(", ".join(set_name(sets[each]) for each in pair), distances, *labels),
+        )
 
 
 def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:

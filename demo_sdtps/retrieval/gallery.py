@@ -148,14 +148,8 @@ def as_columns(
     for triplet in triplets:
         paths = [each and as_text(each.removeprefix(f"{folder}{os.sep}")) for each in triplet.paths]
         stamps = f"{triplet.stamp()} {paths} {sorted(triplet.labels.items())}"
-        row = dict(
-            zip(
-                COLUMNS,
-                (as_text(triplet.name), *paths, stamps, ",".join(triplet.modalities)),
-                strict=True,
-            )
-        )
-        rows.append(triplet.labels | row)
+        texts = as_text(triplet.name), *paths, stamps, ",".join(triplet.modalities)
+        rows.append({**triplet.labels, **dict(zip(COLUMNS, texts, strict=True))})
     return {name: pa.array([row.get(name) or None for row in rows], pa.string()) for name in labels}
 
 
