@@ -1,6 +1,5 @@
 """The nearest of a gallery: exact search, ties, re-ranking, and sets of modalities."""
 
-
 import numpy as np
 import pytest
 import torch
