@@ -79,3 +79,15 @@ def test_a_checkpoint_of_the_first_release_is_read(tmp_path):
     assert (
         former != weights and read_checkpoint(tmp_path / "last.pth").model.keys() == weights.keys()
     )
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_a_flipped_bit_of_a_checkpoint_is_refused(share, tmp_path):
+    """torch itself reads other weights."""
+    path = tmp_path / "flipped.pth"
+    torch.save({"model": {"weight": torch.ones(4000)}}, path)
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="damaged"):
+        load_file(path)

@@ -114,8 +114,13 @@ def load_file(path: Path, without_weights: bool = False) -> object:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        # Files from before torch 1.6 are no archives and cannot be mapped.
-        mapped = without_weights and zipfile.is_zipfile(path)
+        # Files from before torch 1.6 are no archives: they have no checksums and cannot be mapped.
+        is_archive = zipfile.is_zipfile(path)
+        if is_archive:
+            with zipfile.ZipFile(path) as archive:
+                if damaged := archive.testzip():  # torch does not compare checksums
+                    raise ValueError(f"{damaged} in {path} is damaged")
+        mapped = without_weights and is_archive
         with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
