@@ -6,8 +6,14 @@ python -m seps train, test and check.
 
 from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse
 from seps.losses import ContrastiveLoss, RatioLoss, SEPSLoss
-from seps.network import SDTPS, CrossSparseAggrNet, DualTokenAggregation, create_seps_model
-from seps.relevance import HRPA, mask_xattn_one_text
+from seps.network import (
+    HRPA,
+    SDTPS,
+    CrossSparseAggrNet,
+    DualTokenAggregation,
+    create_seps_model,
+    mask_xattn_one_text,
+)
 
 __all__ = [
     "HRPA",

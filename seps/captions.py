@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
@@ -28,7 +29,6 @@ from demo_sdtps.datasets.loaders import (
     use_cache,
 )
 from demo_sdtps.datasets.transforms import Generator, PerModality, Transform
-from demo_sdtps.runtime.distributed import shard_for_rank
 from demo_sdtps.runtime.gpu import to_device
 
 IMAGES, MAPPING = "images", "id_mapping.json"
@@ -52,6 +52,7 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
     `UserError` for a file that is missing, or damaged, or does not fit the others."""
     folder = Path(root) / name
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
+    dense_file, mapping_file = folder / f"{split}_dense.jsonl", folder / MAPPING
     captions, ids = _lines(caps_file), _lines(ids_file)
     per_id, rest = divmod(len(captions), len(ids))
     if rest:
@@ -61,42 +62,35 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
         )
     order: dict[str, int] = {}  # image id → index, by first appearance
     image_of = [order.setdefault(image_id, len(order)) for image_id in ids for _ in range(per_id)]
-    mapping = _json(folder / MAPPING, _text(folder / MAPPING))
+    mapping = _json(mapping_file, _text(mapping_file))
     paths = [os.path.join(folder, IMAGES, str(mapping.get(image_id, ""))) for image_id in order]
     for image_id, path in zip(order, paths, strict=True):
         if not os.path.isfile(path):
             raise UserError(
-                f"The image {image_id!r} of {ids_file} is not in {folder / MAPPING}, or its file {path} is missing; add it, or "
+                f"The image {image_id!r} of {ids_file} is not in {mapping_file}, or its file {path} is missing; add it, or "
                 "remove its captions."
             )
-    dense_file, dense = folder / f"{split}_dense.jsonl", None
+    long = None
     if long_captions == "yes" or (long_captions == "auto" and dense_file.exists()):
-        dense = _long_captions(dense_file, order)
-    return ImageTexts(tuple(paths), tuple(captions), tuple(image_of), dense)
-
-
-def _long_captions(file: Path, order: Iterable[str]) -> tuple[str, ...]:
-    """Long caption of each image id; entries of other images are ignored."""
-    rows = [_json(file, line) for line in _lines(file)]
-    # the ids of MS-COCO are numbers in some files
-    texts = {str(row.get("id")): str(row.get("caption", "")).strip() for row in rows}
-    for image_id in order:
-        if not texts.get(image_id):
-            raise UserError(
-                f'{file} has no line {{"id": {image_id!r}, "caption": "text"}}; add it, or set DATASETS.LONG_CAPTIONS to no.'
-            )
-    return tuple(texts[image_id] for image_id in order)
+        rows = [_json(dense_file, line) for line in _lines(dense_file)]
+        # the ids of MS-COCO are numbers in some files
+        texts = {str(row.get("id")): str(row.get("caption", "")).strip() for row in rows}
+        for image_id in order:
+            if not texts.get(image_id):
+                raise UserError(
+                    f'{dense_file} has no line {{"id": {image_id!r}, "caption": "text"}}; add it, or set '
+                    "DATASETS.LONG_CAPTIONS to no."
+                )
+        long = tuple(texts[image_id] for image_id in order)
+    return ImageTexts(tuple(paths), tuple(captions), tuple(image_of), long)
 
 
 def _json(file: Path, text: str) -> dict:
     """The JSON object of a text of a file."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: {text[:50]!r} is no JSON object; correct it.")
-    return content
+        return dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise UserError(f"{file}: {text[:50]!r} is no JSON object; correct it.") from None
 
 
 def _lines(file: Path) -> list[str]:
@@ -114,12 +108,11 @@ def _text(file: Path) -> str:
     """Text of a UTF-8 file, without a byte order mark."""
     try:
         return file.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{file} is missing; put it there, or set DATASETS.ROOT_DIR and DATASETS.NAMES. A data set has {CAPTION_FILES}."
+            f"{file} is missing or not UTF-8 ({error}); put it there, or set DATASETS.ROOT_DIR and DATASETS.NAMES. A data "
+            f"set has {CAPTION_FILES}."
         ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 ({error}); save it as UTF-8.") from None
 
 
 class CropTransform:
@@ -130,7 +123,7 @@ class CropTransform:
         self.flip, self.least = cfg.INPUT.PROB, cfg.INPUT.MIN_CROP
         self.size, self.normalise = list(cfg.INPUT.SIZE), transforms.normalise(cfg)
 
-    def __call__(self, image: torch.Tensor, rng: Generator = random) -> torch.Tensor:
+    def __call__(self, image: Tensor, rng: Generator = random) -> Tensor:
         _, height, width = image.shape
         box = crop_box(height, width, self.least, rng)
         image = v2.functional.resized_crop(image, *box, self.size, v2.InterpolationMode.BICUBIC)
@@ -148,11 +141,6 @@ def crop_box(height: int, width: int, least: float, rng: Generator) -> tuple[int
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
-def resize_transform(cfg: CfgNode) -> Transform:
-    """uint8 (3, h, w) → float32 (3, H, W) for evaluation: resize as in training, normalise."""
-    return transforms.resize_and_normalise(cfg, cfg.INPUT.SIZE, v2.InterpolationMode.BICUBIC)
-
-
 class Tokens(NamedTuple):
     """Tokens of the captions of a split, and of the long captions, one for each image, None for data without."""
 
@@ -164,10 +152,10 @@ class Tokens(NamedTuple):
 class CaptionBatch:
     """Captions with their images."""
 
-    images: torch.Tensor  # (B, 3, H, W) float
+    images: Tensor  # (B, 3, H, W) float
     # captions, and long captions where there are any: tokens (B, L) long, padded with 0; lengths (B,) long, read on the CPU
-    texts: list[tuple[torch.Tensor, torch.Tensor]]
-    image_ids: torch.Tensor  # (B,) long: captions of the same image have the same id
+    texts: list[tuple[Tensor, Tensor]]
+    image_ids: Tensor  # (B,) long: captions of the same image have the same id
 
     def to(self, device: torch.device) -> "CaptionBatch":
         """The batch on a device, but for the lengths."""
@@ -181,29 +169,27 @@ def caption_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     epoch."""
     count, batch_size = len(split.captions), cfg.SOLVER.IMS_PER_BATCH
     sampler = shuffled_batches(count, "captions", batch_size, cfg.SOLVER.SEED)
-    dataset = _image_dataset(cfg, split.paths, split.image_of, PerModality(CropTransform(cfg)))
+    dataset = _image_dataset(cfg, split.paths, split.image_of, CropTransform(cfg))
     return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg))
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
-    """This process's part of the split's images, in order, without augmentation; for `image_batches`."""
-    shard = shard_for_rank(split.paths)
-    dataset = _image_dataset(cfg, shard, range(len(shard)), PerModality(resize_transform(cfg)))
+    """The split's images, in order, without augmentation; for `image_batches`."""
+    transform = transforms.resize_and_normalise(cfg, cfg.INPUT.SIZE, v2.InterpolationMode.BICUBIC)
+    dataset = _image_dataset(cfg, split.paths, range(len(split.paths)), transform)
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg))
 
 
 def _image_dataset(
-    cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: PerModality
+    cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: Transform
 ) -> ImageDataset:
     """Samples (images, index, id of the image): sample i has the image `files[image_of[i]]`."""
-    paths = [(files[image],) for image in image_of]
-    targets = list(enumerate(image_of))
-    cache = use_cache(cfg, paths)
-    return ImageDataset(paths, targets, transform, cache, _decode_images)
+    paths: list[Paths] = [(files[image],) for image in image_of]
+    targets, cache = list(enumerate(image_of)), use_cache(cfg, paths)
+    return ImageDataset(paths, targets, PerModality(transform), cache, _decode_image)
 
 
-def _decode_images(paths: Paths) -> Images:
-    """The image of one path, uint8 (3, h, w)."""
+def _decode_image(paths: Paths) -> Images:
     assert paths[0]
     return (decode(paths[0], advice="; replace it.", scale=None),)
 
@@ -217,7 +203,7 @@ def caption_batches(loader: DataLoader, tokens: Tokens) -> Iterator[CaptionBatch
         yield CaptionBatch(images, texts, torch.tensor(image_ids))
 
 
-def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
+def image_batches(loader: DataLoader) -> Iterator[Tensor]:
     """Images (B, 3, H, W) of an `image_loader`."""
     for (images,), *_ in collated_batches(loader):
         yield images
@@ -226,10 +212,10 @@ def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
 def encode_captions(cfg: CfgNode, split: ImageTexts, tokenizer: Any) -> Tokens:
     """Tokens of a split, truncated to INPUT.MAX_WORDS and INPUT.MAX_LONG_WORDS."""
     captions = encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS)
-    long = split.long_captions
-    return Tokens(
-        captions, encode_texts(tokenizer, long, cfg.INPUT.MAX_LONG_WORDS) if long else None
-    )
+    if split.long_captions is None:
+        return Tokens(captions, None)
+    long = encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
+    return Tokens(captions, long)
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str], most: int) -> list[list[int]]:
@@ -239,7 +225,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], most: int) -> list[list[i
     return tokenizer(list(texts), truncation=True, max_length=most)["input_ids"]
 
 
-def pad_texts(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_texts(texts: Iterable[Sequence[int] | Tensor]) -> tuple[Tensor, Tensor]:
     """Tokens (L) or word vectors (L, C) of texts → (B, longest L) or (B, longest L, C), padded with 0; lengths (B,) on the
     CPU."""
     tensors = [torch.as_tensor(text) for text in texts]

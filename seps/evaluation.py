@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
@@ -15,8 +16,7 @@ from demo_sdtps.datasets.loaders import shuffled_batches
 from demo_sdtps.evaluation.extraction import prepare_evaluation
 from demo_sdtps.modeling.checkpoints.loading import fill_model, read_weights
 from demo_sdtps.modeling.inference import check_features, check_finite, evaluating
-from demo_sdtps.runtime import distributed
-from demo_sdtps.runtime.gpu import on_cpu, to_device
+from demo_sdtps.runtime.gpu import to_device
 from demo_sdtps.runtime.progress import progress
 from seps.captions import (
     ImageTexts,
@@ -30,11 +30,9 @@ from seps.captions import (
 from seps.model import SEPS, load_tokenizer, make_seps
 
 RECALL_RANKS = (1, 5, 10)
-WAYS = ("i2t", "t2i")  # captions retrieved by an image, images retrieved by a caption
 
 
-@torch.no_grad()
-def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, float]:
+def retrieval(similarity: Tensor, image_of: Tensor) -> dict[str, float]:
     """Recalls of similarities (images, captions) in percent: {"i2t R@1": …, …, "t2i R@10": …, "rSum": …}. image_of (captions,):
     the row of each caption's image; an image has one caption or more. i2t R@k counts an image where any of its captions is
     among the k most similar. A match ranks after others of exactly its similarity, whatever the order."""
@@ -44,42 +42,44 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     best.scatter_reduce_(0, image_of, matched, "amax", include_self=False)
     # Not counted as ahead: the match itself and equally similar captions of the same image.
     equal = torch.bincount(image_of[matched == best[image_of]], minlength=images)
-    ahead_of_captions = (similarity >= best[:, None]).count_nonzero(dim=1) - equal
-    ahead_of_images = (similarity >= matched).count_nonzero(dim=0) - 1
+    ahead = {  # captions retrieved by an image, images retrieved by a caption
+        "i2t": (similarity >= best[:, None]).count_nonzero(dim=1) - equal,
+        "t2i": (similarity >= matched).count_nonzero(dim=0) - 1,
+    }
     measures = {
-        f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
-        for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True)
+        f"{way} R@{k}": 100 * (counts < k).double().mean().item()
+        for way, counts in ahead.items()
         for k in RECALL_RANKS
     }
     return measures | {"rSum": sum(measures.values())}
 
 
-def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) -> dict[str, float]:
+def five_fold(similarity: Tensor, image_of: Tensor, folds: int = 5) -> dict[str, float]:
     """COCO's 1K protocol: means of `retrieval` over `folds` consecutive equal parts of the images with their captions.
     similarity (images, captions), image_of (captions,); `folds` divides the number of images."""
     results = []
-    for images in torch.arange(len(similarity)).chunk(folds):
-        captions = torch.isin(image_of, images).nonzero().squeeze(1)
-        first, last = int(images[0]), int(images[-1])
-        fold = similarity[first : last + 1, captions]
-        results.append(retrieval(fold, image_of[captions] - first))
+    for images, captions in split_folds(image_of, folds):
+        fold = similarity[images][:, captions]
+        results.append(retrieval(fold, image_of[captions] - images.start))
     return {name: sum(fold[name] for fold in results) / folds for name in results[0]}
+
+
+def split_folds(image_of: Tensor, folds: int) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of the images and the indices of the captions of each of `folds` equal parts."""
+    size = (int(image_of.max()) + 1) // folds
+    for fold in range(folds):
+        yield slice(fold * size, (fold + 1) * size), (image_of // size == fold).nonzero().flatten()
 
 
 @dataclass(frozen=True)
 class RetrievalData:
     """A split to evaluate."""
 
-    loader: DataLoader  # of this process's part of the images
+    loader: DataLoader  # of the images
     tokens: Tokens
-    image_of: torch.Tensor  # (captions,): the index of each caption's image
+    image_of: Tensor  # (captions,): the index of each caption's image
     folds: int
     batch: int  # texts encoded, and captions compared, at a time
-
-    @property
-    def images(self) -> int:
-        """The number of images; every image has a caption."""
-        return int(self.image_of.max()) + 1
 
 
 def read_caption_splits(
@@ -125,14 +125,8 @@ def check_captions(cfg: CfgNode, decode: bool) -> dict[str, Any]:
         }
         for name, split in splits.items()
     }
-    warnings = caption_warnings(splits)
-    return {
-        "counts": counts,
-        "expected": {},
-        "differences": [],
-        "warnings": warnings,
-        "complete": [],
-    }
+    unknown: dict[str, Any] = {"expected": {}, "differences": [], "complete": []}
+    return {"counts": counts, "warnings": caption_warnings(splits), **unknown}
 
 
 def make_retrieval_data(
@@ -151,7 +145,6 @@ def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
     device = prepare_evaluation(cfg)
     weights = read_weights(cfg.TEST.WEIGHT)
     split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
-    distributed.check_equal(split, "images and captions")
     tokens = encode_captions(cfg, split, load_tokenizer(cfg))
     model, _ = make_seps(cfg, pretrained=False)
     fill_model(model, weights, cfg.TEST.WEIGHT)
@@ -160,68 +153,44 @@ def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
 
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
     """R@1, R@5, R@10 in both directions and their sum in percent, means over folds."""
-    similarity = similarities(model, data)
-    return distributed.broadcast_from_main(lambda: five_fold(similarity, data.image_of, data.folds))
+    return five_fold(similarities(model, data), data.image_of, data.folds)
 
 
-def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
-    """One line on what is evaluated: data set, split, images, captions and folds."""
-    caption = f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {data.images} images, {len(data.tokens.captions)} captions"
-    parts = f", in {data.folds} parts of {data.images // data.folds} images"
-    return caption + parts if data.folds > 1 else caption
-
-
-def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
-    """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0. Each of several
-    processes encodes a part of the images and captions and compares all images with a part of the captions."""
+def similarities(model: SEPS, data: RetrievalData) -> Tensor:
+    """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0."""
+    device = next(model.parameters()).device
     with evaluating(model):
-        device = next(model.parameters()).device
-        batches = image_batches(data.loader)
-        batches = progress(batches, "encoding images", len(data.loader), unit="batch")
-        local = [model.image_tower(to_device(images, device)) for images in batches]
-        images = distributed.all_gather_rows(torch.cat(local), data.images)
+        batches = progress(image_batches(data.loader), "encoding images", len(data.loader))
+        images = torch.cat([model.image_tower(to_device(batch, device)) for batch in batches])
         words = _encode_texts(model, data.tokens.captions, data.batch)
-        long = data.tokens.long_captions
-        long_words = _encode_texts(model, long, data.batch) if long else []
+        long_words = _encode_texts(model, data.tokens.long_captions or [], data.batch)
         check_features("The tokens of images and captions", [images, *words, *long_words])
-        blocks = []
-        for fold in torch.arange(len(images)).chunk(data.folds):
-            captions = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
-            rows = slice(int(fold[0]), int(fold[-1]) + 1)
-            blocks += [(rows, block) for block in _blocks(captions, words, data.batch)]
-        blocks = blocks[distributed.rank() :: distributed.world_size()]
-
-        def compare_blocks() -> Iterator[list[torch.Tensor]]:
-            for rows, block in blocks:
-                texts = [*pad_texts([words[caption] for caption in block])]
-                if long_words:
-                    texts += pad_texts([long_words[data.image_of[caption]] for caption in block])
-                yield [model.network(images[rows], *texts).float()]
-
         matrix = torch.zeros(len(images), len(words))
-        results = progress(on_cpu(compare_blocks()), "comparing", len(blocks), unit="block")
-        for (rows, block), (similarity,) in zip(blocks, results, strict=True):
-            matrix[rows, block] = similarity
-    matrix = distributed.all_reduce(matrix)  # where another process compares, this one has zeros
+        blocks = [
+            (rows, block)
+            for rows, captions in split_folds(data.image_of, data.folds)
+            for block in _blocks(captions.tolist(), words, data.batch)
+        ]
+        for rows, block in progress(blocks, "comparing"):
+            texts = [*pad_texts([words[caption] for caption in block])]
+            if long_words:
+                texts += pad_texts([long_words[data.image_of[caption]] for caption in block])
+            matrix[rows, block] = model.network(images[rows], *texts).float().cpu()
     check_finite("The similarities", [matrix])
     return matrix
 
 
-def _encode_texts(model: SEPS, texts: list[list[int]], batch: int) -> list[torch.Tensor]:
-    """Word vectors (L, C) of each text, without padding, on the model's device; each process encodes a part of the texts."""
+def _encode_texts(model: SEPS, texts: list[list[int]], batch: int) -> list[Tensor]:
+    """Word vectors (L, C) of each text, without padding, on the model's device."""
     device = next(model.parameters()).device
-    shard = distributed.shard_for_rank(texts)
-    vectors = [torch.empty(0)] * len(shard)
-    blocks = _blocks(range(len(shard)), shard, batch)
-    for block in progress(blocks, "encoding captions", unit="block"):
-        words, lengths = pad_texts([shard[index] for index in block])
+    vectors = [torch.empty(0)] * len(texts)
+    blocks = _blocks(range(len(texts)), texts, batch)
+    for block in progress(blocks, "encoding captions"):
+        words, lengths = pad_texts([texts[index] for index in block])
         padded = model.text_tower(to_device(words, device), lengths)
         for index, length, vector in zip(block, lengths, padded, strict=True):
             vectors[index] = vector[:length]
-    sizes = distributed.all_gather_object([*map(len, shard)])
-    gathered = distributed.all_gather_parts(torch.cat(vectors), [*map(sum, sizes)])
-    shards = zip(gathered, sizes, strict=True)
-    return [words for rows, each in shards for words in rows.split(each)][: len(texts)]
+    return vectors
 
 
 def _blocks(indices: Sequence[int], texts: Sequence, size: int) -> list[list[int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class ContrastiveLoss(nn.Module):
@@ -14,7 +14,7 @@ class ContrastiveLoss(nn.Module):
         super().__init__()
         self.margin, self.max_violation = margin, max_violation
 
-    def forward(self, scores: torch.Tensor, img_ids: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
         """Similarities (B, B) of images and captions → sum over the batch; pairs with equal img_ids (B,) are no negatives."""
         matching = scores.diagonal()
         same = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -36,9 +36,9 @@ class RatioLoss(nn.Module):
         super().__init__()
         self.target_ratio, self.lambdas = target_ratio, (lambda_sparse, lambda_dense)
 
-    def forward(self, score_mask: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    def forward(self, score_mask: Tensor | Sequence[Tensor]) -> Tensor:
         """One mask of any shape, or those of the sparse and optionally the dense captions → scalar."""
-        if isinstance(score_mask, torch.Tensor):
+        if isinstance(score_mask, Tensor):
             return (score_mask.mean() - self.target_ratio).square()
         sparse, *dense = (
             weight * (mask.mean() - self.target_ratio).square()
@@ -70,10 +70,10 @@ class SEPSLoss(nn.Module):
 
     def forward(
         self,
-        similarity_matrix: torch.Tensor,
-        score_mask: torch.Tensor | Sequence[torch.Tensor],
-        img_ids: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        similarity_matrix: Tensor,
+        score_mask: Tensor | Sequence[Tensor],
+        img_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Similarities (B, B), masks of `CrossSparseAggrNet`, image ids (B,) → total, alignment and ratio loss."""
         align, ratio = self.align(similarity_matrix, img_ids), self.ratio(score_mask)
         return align + self.ratio_weight * ratio, align, ratio

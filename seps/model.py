@@ -2,23 +2,17 @@
 compares every image with every caption."""
 
 import sys
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from demo_sdtps.modeling.checkpoints.pretrained import OTHERS, Weights, load_tower
-from demo_sdtps.runtime.distributed import all_gather, world_size
 from demo_sdtps.runtime.errors import UserError, check_extra
 from seps.network import CrossSparseAggrNet
-
-GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch4_window7_224'."
-Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]
 
 
 class ImageTower(nn.Module):
@@ -36,22 +30,21 @@ class ImageTower(nn.Module):
             self.projection = nn.Linear(tower.num_features, model.EMBED_SIZE)
             with torch.no_grad():
                 tokens = self._tokens(torch.zeros(1, 3, *size))
+            # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
+            is_swin = getattr(tower, "output_fmt", None) == "NHWC"
+            prefix = getattr(tower, "num_prefix_tokens", 0 if is_swin else 2)
+            if prefix > 1 or tokens.ndim != 3 or tokens.shape[2] != tower.num_features:
+                raise ValueError("its tokens are not patches with one class token or none")
         except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             raise UserError(
-                f"MODEL.TRANSFORMER_TYPE {name!r} takes no INPUT.SIZE {size} with MODEL.PATCH_SIZE {model.PATCH_SIZE} "
-                f"({' '.join(str(error).split())}); change them, or {GOOD_TOWERS}"
+                f"MODEL.TRANSFORMER_TYPE {name!r} does not fit INPUT.SIZE {size} and MODEL.PATCH_SIZE {model.PATCH_SIZE} "
+                f"({' '.join(str(error).split())}); change them, or choose another such as 'vit_base_patch16_224' or "
+                "'swin_base_patch4_window7_224'."
             ) from None
         tower.train()
-        # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
-        is_swin = getattr(tower, "output_fmt", None) == "NHWC"
-        prefix = getattr(tower, "num_prefix_tokens", 0 if is_swin else 2)
-        if prefix > 1 or tokens.ndim != 3 or tokens.shape[2] != tower.num_features:
-            raise UserError(
-                f"MODEL.TRANSFORMER_TYPE {name!r} has other tokens than patches and one class token or none; {GOOD_TOWERS}"
-            )
         self.num_patches = tokens.shape[1] - prefix
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) → tokens (B, N, C), or (B, 1 + N, C) where the model has a class token."""
         return self.projection(self._tokens(images))
 
@@ -64,18 +57,19 @@ class ImageTower(nn.Module):
                 converted = rename(weights, self.tower) if rename else weights
             except Exception as error:  # a filter may raise anything for weights of another model
                 raise UserError(
-                    f"MODEL.PRETRAIN_PATH_T {source} holds {next(iter(weights), 'nothing')}, …, which timm cannot convert "
-                    f"to {self.name} ({error}); give weights of this tower, {OTHERS}."
+                    f"MODEL.PRETRAIN_PATH_T {source} holds weights that timm cannot convert to {self.name} ({error}); give "
+                    f"weights of this tower, {OTHERS}."
                 ) from None
-            shapes = {name: tensor.shape for name, tensor in weights.items() if name in converted}
-            return converted, [name for name in shapes if shapes[name] != converted[name].shape]
+            same = [name for name in weights if name in converted]
+            return converted, [
+                name for name in same if weights[name].shape != converted[name].shape
+            ]
 
         return load_tower(self.tower, self.name, source, convert)
 
-    def _tokens(self, images: torch.Tensor) -> torch.Tensor:
+    def _tokens(self, images: Tensor) -> Tensor:
         tokens = self.tower.forward_features(images)
-        # Swin Transformers return (B, H, W, C)
-        return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+        return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens  # of a Swin (B, H, W, C)
 
 
 class TextTower(nn.Module):
@@ -86,7 +80,7 @@ class TextTower(nn.Module):
         self.tower, self.report = _bert(cfg, pretrained)
         self.projection = nn.Linear(self.tower.config.hidden_size, cfg.MODEL.EMBED_SIZE)
 
-    def forward(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
         """Token ids (B, L), lengths (B,) on their device or the CPU → word vectors (B, L, C), meaningless beyond a length."""
         counts = lengths.to(words.device, non_blocking=True)[:, None]
         mask = torch.arange(words.shape[1], device=words.device) < counts
@@ -110,16 +104,15 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple[Any, str]:
     """BertModel of MODEL.TEXT_TOWER, and a report of the origin of its weights."""
     name = cfg.MODEL.TEXT_TOWER
     config = _read_pretrained("AutoConfig", name)
-    if config.model_type != "bert":
+    most, longest = (
+        config.max_position_embeddings,
+        max(cfg.INPUT.MAX_WORDS, cfg.INPUT.MAX_LONG_WORDS),
+    )
+    if config.model_type != "bert" or longest > most:
         raise UserError(
-            f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but must be a BERT such as 'bert-base-uncased'."
+            f"MODEL.TEXT_TOWER {name} is a {config.model_type} of at most {most} words, but must be a BERT such as "
+            "'bert-base-uncased'; choose another, or lower INPUT.MAX_WORDS and INPUT.MAX_LONG_WORDS."
         )
-    most = config.max_position_embeddings
-    for key in ("MAX_WORDS", "MAX_LONG_WORDS"):
-        if cfg.INPUT[key] > most:
-            raise UserError(
-                f"INPUT.{key} is {cfg.INPUT[key]}, but {name} takes at most {most} words; lower it."
-            )
     options = {"config": config, "add_pooling_layer": False}
     if not pretrained:
         from transformers import BertModel
@@ -158,31 +151,14 @@ class SEPS(nn.Module):
         super().__init__()
         self.image_tower, self.text_tower, self.network = image_tower, text_tower, network
 
-    def forward(
-        self,
-        images: torch.Tensor,
-        captions: torch.Tensor,
-        lengths: torch.Tensor,
-        *long: torch.Tensor,
-    ) -> Similarities:
-        """images (B_v, 3, H, W), token ids of captions (B_t, L), their lengths, `long` both of long captions → (B_v, B_t), in
-        training with masks. In training, several processes compare their own images with the captions of all, B_t of each
-        process. Lengths (B_t,) on the CPU spare a GPU the waiting for their largest."""
+    def forward(self, images: Tensor, *texts: Tensor) -> Tensor | tuple[Tensor, Any]:
+        """images (B_v, 3, H, W); token ids (B_t, L) and lengths (B_t,) of captions, then of long captions, if any →
+        (B_v, B_t), in training with masks. Lengths on the CPU spare a GPU the waiting for their largest."""
+        captions, lengths, *long = texts
         with torch.no_grad():  # the network passes no gradient to long captions
-            long_texts = [(self.text_tower(*long), long[1])] if long else []
+            long_texts = [self.text_tower(*long), long[1]] if long else []
         tokens = self.image_tower(images)
-        texts = [(self.text_tower(captions, lengths), lengths), *long_texts]
-        if self.training and world_size() > 1:
-            texts = [_gather_texts(*text) for text in texts]
-        return self.network(tokens, *chain(*texts))
-
-
-def _gather_texts(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Word vectors (B, L, C) and lengths (B,) of the captions of all processes, padded to the longest, with gradients. Captions
-    have fewer tokens than images, and whatever is computed once per image is computed in one process only."""
-    lengths = all_gather(lengths)
-    # In float32, as the network reads them, so that their gradients are summed in float32 too.
-    return all_gather(F.pad(words.float(), (0, 0, 0, int(lengths.max()) - words.shape[1]))), lengths
+        return self.network(tokens, self.text_tower(captions, lengths), lengths, *long_texts)
 
 
 def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:

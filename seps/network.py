@@ -1,30 +1,32 @@
-"""Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
+"""Similarities of images and captions, with patches selected for each pair, and HRPA, the relevance of image tokens and caption
+words by their maximum cosine similarities (docs/seps.md)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse, aggregation_mlp
-from seps.relevance import HRPA, max_sim, relevance
 
 PAIR_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory of the pairs that are compared at once: a CPU's cache, and enough to use a GPU fully."""
+LEAK = 0.1  # negative slope of the LeakyReLU of the open version
+MASKED = -1000.0  # cosine of a masked token: below all others, so that it is never the maximum
 
 
 class Texts(NamedTuple):
     """Captions: normalised words (T, L, C), padded with the first word, which does not change a maximum; valid words (T, L);
     lengths (T,), not necessarily on the words' device; mean of the words before normalisation (T, C)."""
 
-    words: torch.Tensor
-    valid: torch.Tensor
-    lengths: torch.Tensor
-    mean: torch.Tensor
+    words: Tensor
+    valid: Tensor
+    lengths: Tensor
+    mean: Tensor
 
     def block(self, rows: slice) -> "Texts":
         """Some of the captions, truncated to the longest among them."""
@@ -36,29 +38,17 @@ class Texts(NamedTuple):
 class ImageFeatures(NamedTuple):
     """Features of the images that do not depend on the caption; R branches: of the caption, and of the long caption."""
 
-    patches: torch.Tensor  # (V, N, C)
-    class_token: torch.Tensor  # (V, 1, C) or (V, 0, C), normalised
-    self_cosine: torch.Tensor  # (V, N): of the patches with their mean
-    predicted: (
-        torch.Tensor
-    )  # (V, R, N): the MLPs' parts of the scores; (V, 0, N) in the open version
-    logits: torch.Tensor  # (V, R, N_c, N): of the weights of aggregation
-
-    def block(self, rows: slice) -> "ImageFeatures":
-        """Some of the images."""
-        return ImageFeatures(*(value[rows] for value in self))
+    patches: Tensor  # (V, N, C)
+    class_token: Tensor  # (V, 1, C) or (V, 0, C), normalised
+    self_cosine: Tensor  # (V, N): of the patches with their mean
+    predicted: Tensor  # (V, R, N): the MLPs' parts of the scores; unused in the open version
+    logits: Tensor  # (V, R, N_c, N): of the weights of aggregation
 
 
-def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
-    """Checked captions from words (T, L, C) and lengths (T,); the padding is not read. Raises `ValueError`."""
+def as_texts(words: Tensor, lengths: Tensor | Sequence[int]) -> Texts:
+    """Captions of words (T, L, C) and lengths (T,); the padding is not read."""
     # where they are: a GPU would be waited for at every look at them
     lengths = torch.as_tensor(lengths)
-    fits = words.ndim == 3 and len(words) > 0 and lengths.shape == words.shape[:1]
-    if not fits or not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
-        raise ValueError(
-            f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
-            f"{lengths.tolist()} the number of words of each caption, at least 1."
-        )
     counts = lengths.to(words.device, non_blocking=True).unsqueeze(1)
     valid = torch.arange(words.shape[1], device=words.device) < counts
     words = words.float().masked_fill(~valid.unsqueeze(-1), 0.0)
@@ -77,7 +67,7 @@ class DualTokenAggregation(nn.Module):
         self.weight_dense = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+    def logits(self, tokens: Tensor) -> Tensor:
         """Logits of the weights W_s and W_d: (B, S, C) → (B, 2, N_c, S)."""
         weights = self.weight_sparse, self.weight_dense
         by_branch = [weight(tokens).transpose(1, 2) * self.scale for weight in weights]
@@ -126,28 +116,22 @@ class CrossSparseAggrNet(nn.Module):
 
     def forward(
         self,
-        img_embs: torch.Tensor,
-        cap_embs: torch.Tensor,
-        cap_lens: torch.Tensor | Sequence[int],
-        long_cap_embs: torch.Tensor | None = None,
-        long_cap_lens: torch.Tensor | Sequence[int] | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]:
+        img_embs: Tensor,
+        cap_embs: Tensor,
+        cap_lens: Tensor | Sequence[int],
+        long_cap_embs: Tensor | None = None,
+        long_cap_lens: Tensor | Sequence[int] | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor | tuple[Tensor, ...]]:
         """Image tokens (B_v, N or 1 + N, C), captions (B_t, L, C) with lengths (B_t,), optionally long captions likewise →
         similarities (B_v, B_t), in training (similarities, masks).
 
         Masks are (B_t, B_v, N): in the open version the sum over the captions, in the paper version a tuple of the sparse and
-        optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
+        optionally the dense caption. Raises `ValueError` for another number of image tokens.
         """
-        if (long_cap_embs is None) != (long_cap_lens is None):
-            raise ValueError("Give both long_cap_embs and long_cap_lens, or neither.")
-        texts = [as_texts("cap", cap_embs, cap_lens)]
+        texts = [as_texts(cap_embs, cap_lens)]
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
-            texts.append(as_texts("long_cap", long_cap_embs.detach(), long_cap_lens))
-            if len(long_cap_embs) != len(cap_embs):
-                raise ValueError(
-                    "The numbers of captions and long captions differ; give one for each."
-                )
+            texts.append(as_texts(long_cap_embs.detach(), long_cap_lens))
         images = self._images(img_embs, branches=len(texts) if self.is_dual else 1)
         with torch.autocast(img_embs.device.type, enabled=False):
             similarities, masks = self._all_pairs(images, texts)
@@ -155,24 +139,23 @@ class CrossSparseAggrNet(nn.Module):
             return similarities
         return similarities, masks if self.use_paper_version else masks[0]
 
-    def _images(self, tokens: torch.Tensor, branches: int) -> ImageFeatures:
+    def _images(self, tokens: Tensor, branches: int) -> ImageFeatures:
         """Features of the image tokens (V, N or 1 + N, C) that do not depend on the caption, for R branches."""
-        prefix = tokens.shape[1] - self.num_patches if tokens.ndim == 3 and len(tokens) else None
+        prefix = tokens.shape[1] - self.num_patches
         if prefix not in (0, 1):
             raise ValueError(
-                f"The image tokens are {tuple(tokens.shape)}, but must be (images, tokens, width), not empty, of "
-                f"{self.num_patches} patches, optionally after a class token."
+                f"The image tokens are {tuple(tokens.shape)}, but must be {self.num_patches} patches for each image, or those "
+                "after a class token."
             )
         class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
         logits = self.aggr_net.logits(patches)
         logits = logits[:, :branches] if self.is_dual else logits.unsqueeze(1)
         nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
         self_cosine = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
-        class_token = F.normalize(class_token.float(), dim=-1)
         predicted = [sdtps.predict(net.score_predictor, patches) for net in nets[:branches]]
         return ImageFeatures(
             patches.float(),
-            class_token,
+            F.normalize(class_token.float(), dim=-1),
             self_cosine,
             torch.stack(predicted or [self_cosine], dim=1),
             logits.float().contiguous(),
@@ -180,29 +163,27 @@ class CrossSparseAggrNet(nn.Module):
 
     def _all_pairs(
         self, images: ImageFeatures, texts: list[Texts]
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Similarities (V, T) and, in training, masks (T, V, N) of each branch; in blocks of pairs."""
         count, total = len(images.patches), len(texts[0].words)
-        memory = PAIR_BYTES.get(images.patches.device.type, PAIR_BYTES["cuda"])
-        chunk = self.chunk or max(1, memory // self.pair_bytes)
+        chunk = self.chunk or max(1, PAIR_BYTES[images.patches.device.type] // self.pair_bytes)
         # Many captions rather than many images: the tokens of one image need no copy for the matrix products.
         wide = min(total, chunk)
-        tall = chunk // wide
-        columns, mask_columns = [], []
+        columns, masks = [], []
         for block in blocks(total, wide):
             some_texts = [text.block(block) for text in texts]
-            rows = [self._match(images.block(some), some_texts) for some in blocks(count, tall)]
+            rows = [
+                self._match(ImageFeatures(*(value[some] for value in images)), some_texts)
+                for some in blocks(count, chunk // wide)
+            ]
             columns.append(torch.cat([similarity for similarity, _ in rows]))
             # of a thousand images and five thousand captions the masks are gigabytes
             if self.training:
-                branches = zip(*(masks for _, masks in rows), strict=True)
-                mask_columns.append([torch.cat(masks, dim=1) for masks in branches])
-        masks = tuple(map(torch.cat, zip(*mask_columns, strict=True)))
-        return torch.cat(columns, dim=1), masks
+                branches = zip(*(decisions for _, decisions in rows), strict=True)
+                masks.append([torch.cat(branch, dim=1) for branch in branches])
+        return torch.cat(columns, dim=1), tuple(map(torch.cat, zip(*masks, strict=True)))
 
-    def _match(
-        self, images: ImageFeatures, texts: list[Texts]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _match(self, images: ImageFeatures, texts: list[Texts]) -> tuple[Tensor, list[Tensor]]:
         """Similarities (V, T) and masks (T, V, N) of a block of pairs."""
         guidance = [sdtps.cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
@@ -213,16 +194,16 @@ class CrossSparseAggrNet(nn.Module):
                 for predicted in images.predicted.unbind(dim=1)
             ]
             return self._compare(images, scores, texts[0])
-        branches = [
-            self._compare(images, [images.self_cosine + cosine], text)
-            for cosine, text in zip(guidance, texts, strict=True)
+        scores = [images.self_cosine + cosine for cosine in guidance]
+        results = [
+            self._compare(images, [score], text) for score, text in zip(scores, texts, strict=True)
         ]
-        masks = reduce(add, (mask for _, (mask,) in branches))
-        return reduce(add, (similarity for similarity, _ in branches)), [masks]
+        masks = reduce(add, (mask for _, (mask,) in results))
+        return reduce(add, (similarity for similarity, _ in results)), [masks]
 
     def _compare(
-        self, images: ImageFeatures, scores: list[torch.Tensor], text: Texts
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        self, images: ImageFeatures, scores: list[Tensor], text: Texts
+    ) -> tuple[Tensor, list[Tensor]]:
         """Select by the scores (T, V, N) of each branch, aggregate, match with the words → (V, T), masks (T, V, N)."""
         tau = self.gumbel_tau if self.training else None
         decisions = [sdtps.select(score, self.keep, tau)[1] for score in scores]
@@ -236,13 +217,14 @@ class CrossSparseAggrNet(nn.Module):
         single_of_words, single_of_tokens = max_sim(torch.cat(singles, dim=-1))
         of_words = torch.maximum(merged_of_words, single_of_words)
         of_tokens = torch.cat([merged_of_tokens, single_of_tokens], dim=-1)
-        settings = self.hrpa.relevance_mlp, self.hrpa.top_k
-        return relevance(of_words, of_tokens, text.valid, None, *settings), decisions
+        every_token = torch.ones_like(of_tokens, dtype=torch.bool)
+        maxima = (of_words, text.valid), (of_tokens, every_token)
+        return relevance(maxima, self.hrpa.relevance_mlp, self.hrpa.top_k), decisions
 
 
 def match_merged(
-    images: ImageFeatures, decisions: list[torch.Tensor], text: Texts
-) -> tuple[torch.Tensor, torch.Tensor]:
+    images: ImageFeatures, decisions: list[Tensor], text: Texts
+) -> tuple[Tensor, Tensor]:
     """Aggregate the patches selected for every pair and match them with the words: decisions (T, V, N) of each branch → maxima
     of words (V, T, L) and of aggregated tokens (V, T, N_c)."""
     # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
@@ -262,6 +244,80 @@ def match_merged(
 def blocks(count: int, size: int) -> Iterator[slice]:
     """`count` rows in blocks of at most `size`."""
     return (slice(start, start + size) for start in range(0, count, size))
+
+
+class HRPA(nn.Module):
+    """Relevance of image tokens and words: mean of the maxima of the words plus mean of the maxima of the tokens.
+
+    The open version applies LeakyReLU(0.1) to the cosines; the paper version adds an MLP of the `top_k` largest maxima of the
+    words, and one of those of the tokens.
+    """
+
+    def __init__(self, use_paper_version: bool = False, top_k: int = 5):
+        super().__init__()
+        self.top_k = top_k
+        self.relevance_mlp: nn.Sequential | None = None
+        if use_paper_version:
+            layers = nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1)
+            self.relevance_mlp = nn.Sequential(*layers)
+
+    def forward(
+        self,
+        patch_features: Tensor,
+        word_features: Tensor,
+        patch_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Image tokens (B_v, P, C), words of one caption (L, C) or (B_v, L, C), 1 for valid tokens (B_v, P) → (B_v, 1).
+
+        At least one token of each image must be valid; the others are ignored.
+        """
+        settings = self.relevance_mlp, self.top_k
+        return mask_xattn_one_text(patch_features, word_features, patch_mask, *settings)
+
+
+def mask_xattn_one_text(
+    patch_features: Tensor,
+    word_features: Tensor,
+    patch_mask: Tensor | None = None,
+    relevance_mlp: nn.Module | None = None,
+    top_k: int = 5,
+) -> Tensor:
+    """HRPA as a function: the paper version with a `relevance_mlp`, else the open version. patch_features (B_v, P, C),
+    word_features (L, C) or (B_v, L, C), patch_mask (B_v, P) → (B_v, 1)."""
+    words = F.normalize(word_features, dim=-1)
+    cosines = words @ F.normalize(patch_features, dim=-1).transpose(1, 2)
+    tokens = torch.ones_like(cosines[:, 0]) if patch_mask is None else patch_mask
+    of_words, _ = max_sim(cosines.masked_fill(tokens.unsqueeze(1) <= 0, MASKED))
+    _, of_tokens = max_sim(cosines)
+    every_word = torch.ones_like(of_words, dtype=torch.bool)
+    maxima = (of_words, every_word), (of_tokens, tokens > 0)
+    return relevance(maxima, relevance_mlp, top_k).unsqueeze(-1)
+
+
+def max_sim(cosines: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines (..., L, P) of words and tokens → the maximum of every word over the tokens (..., L), and of every token over the
+    words (..., P)."""
+    return cosines.amax(dim=-1), cosines.amax(dim=-2)
+
+
+def relevance(
+    maxima: Iterable[tuple[Tensor, Tensor]], relevance_mlp: nn.Module | None, top_k: int
+) -> Tensor:
+    """Relevance (...) from the maxima of words (..., L) and of tokens (..., P), each with whether it counts."""
+    terms = []
+    for values, valid in maxima:
+        if relevance_mlp is None:
+            # After the maximum rather than before: LeakyReLU is monotonic.
+            values = F.leaky_relu(values, LEAK)
+        else:
+            # in descending order, those that are missing as zeros
+            largest = values.masked_fill(~valid, -torch.inf)
+            largest = largest.topk(min(top_k, values.shape[-1]), dim=-1).values
+            largest = largest.masked_fill(largest == -torch.inf, 0.0)
+            largest = F.pad(largest, (0, top_k - largest.shape[-1]))
+            terms.append(relevance_mlp(largest).squeeze(-1))
+        terms.append(values.masked_fill(~valid, 0.0).sum(dim=-1) / valid.sum(dim=-1))
+    return reduce(add, terms)
 
 
 def create_seps_model(

@@ -1,9 +1,5 @@
-"""Configuration keys of SEPS (docs/seps.md), for demo-sdtps seps train and demo-sdtps seps test.
-
-A key that re-identification has too keeps its name, and its row where the meaning is the same.
-"""
-
-from typing import Any
+"""Configuration keys of SEPS (docs/seps.md). A key that re-identification has too keeps its name and, where it means the same,
+its row."""
 
 from yacs.config import CfgNode
 
@@ -12,30 +8,47 @@ from demo_sdtps.config.keys import DEMO_SCHEMA
 from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema, Values
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
-
-def _reid_key(name: str, description: str | None = None, **changed: Any) -> Key:
-    """Row of re-identification, optionally with another description or default."""
-    key = DEMO_SCHEMA.by_name[name]._replace(**changed)
-    return key._replace(description=description or key.description)
-
-
+SHARED_KEYS = (
+    *("OUTPUT_DIR", "RESUME", "MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.PATCH_SIZE"),
+    *("MODEL.SDTPS_SPARSE_RATIO", "MODEL.SDTPS_AGGR_RATIO", "MODEL.SDTPS_BETA"),
+    *("MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU"),
+    *("INPUT.PROB", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD"),
+    *("DATASETS.ROOT_DIR", "DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT"),
+    *("SOLVER.SEED", "SOLVER.AMP", "SOLVER.EVAL_PERIOD", "SOLVER.LOG_PERIOD"),
+    *("SOLVER.CHECKPOINT_PERIOD", "TEST.WEIGHT"),
+)
+CHANGED_KEYS = {
+    "MODEL.DROP_PATH": {"default": 0.0},
+    "MODEL.PRETRAIN_PATH_T": {
+        "description": "weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a "
+        "warning)"
+    },
+    "SOLVER.MAX_EPOCHS": {"default": 30},
+    "SOLVER.BASE_LR": {
+        "default": 2e-4,
+        "description": "learning rate of everything but the towers",
+    },
+    "SOLVER.WEIGHT_DECAY": {"default": 0.01},
+}
+"""What differs from the row of re-identification."""
 MOST_MAXIMA = 4096
 WORDS = Values(lambda value: value >= 3, "3 or greater, since two tokens are special")
 
+
+def _are_steps(value) -> bool:
+    are_epochs = all(type(epoch) is int and epoch > 0 for epoch in value)
+    return are_epochs and list(value) == sorted(set(value))
+
+
 KEYS = (
-    *map(_reid_key, ("OUTPUT_DIR", "RESUME", "MODEL.DEVICE", "MODEL.DEVICE_ID")),
+    *(DEMO_SCHEMA.by_name[name] for name in SHARED_KEYS),
+    *(DEMO_SCHEMA.by_name[name]._replace(**changed) for name, changed in CHANGED_KEYS.items()),
     Key(
         "MODEL.TRANSFORMER_TYPE",
         "vit_base_patch16_224",
         "image tower: a Vision Transformer of timm with at most one class token, or a Swin Transformer such as "
         "swin_base_patch4_window7_224",
     ),
-    _reid_key(
-        "MODEL.PRETRAIN_PATH_T",
-        "weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a warning)",
-    ),
-    _reid_key("MODEL.PATCH_SIZE", "side of a patch without pretrained weights; 0: the tower's"),
-    _reid_key("MODEL.DROP_PATH", "stochastic depth of the image tower's last block", default=0.0),
     Key(
         "MODEL.TEXT_TOWER",
         "bert-base-uncased",
@@ -50,32 +63,23 @@ KEYS = (
         "number of largest maxima of words and of tokens in the MLP of the paper version",
         Values(lambda value: 0 < value <= MOST_MAXIMA, f"from 1 to {MOST_MAXIMA}"),
     ),
-    _reid_key("MODEL.SDTPS_SPARSE_RATIO", "share of the patches that are kept for a caption"),
-    _reid_key("MODEL.SDTPS_AGGR_RATIO", "share of the kept patches that remains after aggregation"),
-    *map(_reid_key, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
     Key("INPUT.SIZE", [224, 224], "[height, width] of the images", SIZE),
-    _reid_key("INPUT.PROB"),
     Key(
         "INPUT.MIN_CROP",
         0.6,
         "least share of the area in a random crop of 3:4 to 4:3; 1: the whole image, or the middle of a longer one",
         RATIO,
     ),
-    *map(_reid_key, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
     Key("INPUT.MAX_WORDS", 64, "tokens to which a caption is truncated, special ones too", WORDS),
     Key("INPUT.MAX_LONG_WORDS", 256, "tokens of a long caption, likewise", WORDS),
     Key("DATASETS.NAMES", "f30k", "data set: the name of its folder, such as f30k, coco or shapes"),
-    _reid_key("DATASETS.ROOT_DIR"),
     Key(
         "DATASETS.LONG_CAPTIONS",
         "auto",
         "use long captions: yes, no, or auto (where the data set has them)",
         ("auto", "yes", "no"),
     ),
-    *map(_reid_key, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
-    _reid_key("SOLVER.SEED"),
     Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser; SEPS has no other", ("AdamW",)),
-    _reid_key("SOLVER.MAX_EPOCHS", default=30),
     Key(
         "SOLVER.IMS_PER_BATCH",
         128,
@@ -84,20 +88,12 @@ KEYS = (
             lambda value: value >= 2, "2 or greater, since every caption needs a negative image"
         ),
     ),
-    _reid_key("SOLVER.BASE_LR", "learning rate of everything but the towers", default=2e-4),
     Key("SOLVER.TOWER_LR_FACTOR", 1.0, "learning rate of the towers over BASE_LR", POSITIVE),
-    _reid_key("SOLVER.WEIGHT_DECAY", default=0.01),
     Key(
         "SOLVER.STEPS",
         (9, 15, 20, 25),
         "epochs, counted from 0, before which the learning rates are multiplied by GAMMA",
-        Values(
-            lambda value: (
-                all(type(epoch) is int and epoch > 0 for epoch in value)
-                and list(value) == sorted(set(value))
-            ),
-            "strictly increasing whole numbers above 0",
-        ),
+        Values(_are_steps, "strictly increasing whole numbers above 0"),
     ),
     Key("SOLVER.GAMMA", 0.3, "factor of the learning rates at each of STEPS", POSITIVE),
     Key("SOLVER.GRAD_CLIP", 2.0, "norm to which larger gradients are clipped", POSITIVE),
@@ -112,18 +108,9 @@ KEYS = (
     Key("SOLVER.TARGET_RATIO", 0.5, "target share of kept patches of the ratio loss", RATIO),
     Key("SOLVER.LAMBDA_SPARSE", 1.0, "weight of captions in the ratio loss", NOT_NEGATIVE),
     Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", NOT_NEGATIVE),
-    _reid_key("SOLVER.AMP"),
-    _reid_key("SOLVER.EVAL_PERIOD", "epochs between evaluations on the dev split, and at the end"),
-    *map(_reid_key, ("SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD")),
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", POSITIVE),
-    _reid_key("TEST.WEIGHT"),
     Key("TEST.SPLIT", "test", "split that seps test evaluates", ("train", "dev", "test")),
-    Key(
-        "TEST.FOLDS",
-        1,
-        "equal parts of the split, scored apart and averaged; 5: COCO 1K",
-        POSITIVE,
-    ),
+    Key("TEST.FOLDS", 1, "equal parts of the split, scored apart and averaged", POSITIVE),
 )
 
 

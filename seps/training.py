@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 from yacs.config import CfgNode
@@ -11,7 +10,6 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.runtime.device import set_seed
-from demo_sdtps.runtime.distributed import all_gather, check_divisible, wrap_ddp
 from demo_sdtps.training.loop import Loss, fit
 from demo_sdtps.training.optim import group_parameters
 from demo_sdtps.training.run import LAST, Evaluation, digest_lines, file_lines, open_run
@@ -34,7 +32,6 @@ TOWERS = ("image_tower.tower.", "text_tower.tower.")
 def train(cfg: CfgNode, overwrite: bool = False) -> None:
     """Train SEPS by a configuration of SEPS_SCHEMA. A run in OUTPUT_DIR is replaced with `overwrite`, and continued by
     RESUME."""
-    check_divisible(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
     with open_run(cfg, overwrite, SEPS_SCHEMA) as run:
         if run.is_finished:
             return
@@ -47,17 +44,18 @@ def train(cfg: CfgNode, overwrite: bool = False) -> None:
         set_seed(cfg.SOLVER.SEED)
         model, origin = make_seps(cfg, pretrained=run.state is None)
         tokens = {name: encode_captions(cfg, split, tokenizer) for name, split in splits.items()}
-        loader = caption_loader(cfg, splits["train"])
         data = {
-            name: evaluation.make_retrieval_data(cfg, splits[name], tokens[name], count)
-            for name, count in {"dev": 1, "test": cfg.TEST.FOLDS}.items()
+            name: evaluation.make_retrieval_data(cfg, splits[name], tokens[name], folds)
+            for name, folds in {"dev": 1, "test": cfg.TEST.FOLDS}.items()
         }
+        loader = caption_loader(cfg, splits["train"])
         loss = BatchLoss(cfg, model.to(run.device))
         optimizer = make_seps_optimizer(cfg, model)
 
         def begin_epoch(epoch: int) -> None:
             set_rates(cfg, optimizer, epoch)
-            loss.begin_epoch(epoch)
+            # All negatives count in the first epochs, then the hardest alone.
+            loss.losses.set_max_violation(epoch > cfg.SOLVER.ALL_NEGATIVES_EPOCHS)
 
         sizes = [
             f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
@@ -86,21 +84,13 @@ class BatchLoss:
     """The loss of a batch of captions, with its alignment and ratio."""
 
     def __init__(self, cfg: CfgNode, model: SEPS):
-        self.network, self.losses = wrap_ddp(model), make_losses(cfg)
-        self.epochs_with_all = cfg.SOLVER.ALL_NEGATIVES_EPOCHS
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Count all negatives in the first SOLVER.ALL_NEGATIVES_EPOCHS, then the hardest alone."""
-        self.losses.set_max_violation(epoch > self.epochs_with_all)
+        self.model, self.losses = model, make_losses(cfg)
 
     def __call__(self, batch: CaptionBatch) -> Loss:
-        similarities, masks = self.network(batch.images, *chain(*batch.texts))
-        # Each of several processes has the rows of its images, and computes the loss of the whole batch.
-        similarities, image_ids = all_gather(similarities.float()), all_gather(batch.image_ids)
-        loss, align, ratio = self.losses(similarities, _ratios(masks), image_ids)
+        similarities, masks = self.model(batch.images, *chain(*batch.texts))
+        loss, align, ratio = self.losses(similarities.float(), masks, batch.image_ids)
         count = len(similarities)
-        sums = {"align": align.detach() * count, "ratio": ratio.detach() * count}
-        return Loss(loss, count, sums)
+        return Loss(loss, count, {"align": align.detach() * count, "ratio": ratio.detach() * count})
 
 
 def evaluate(
@@ -110,30 +100,18 @@ def evaluate(
     names = ("dev", "test") if epoch == cfg.SOLVER.MAX_EPOCHS else ("dev",)
     metrics = {name: evaluation.evaluate_retrieval(model, data[name]) for name in names}
     scalars = {
-        f"{split}/{name}": value
-        for split, measures in metrics.items()
-        for name, value in measures.items()
+        f"{name}/{measure}": value for name in names for measure, value in metrics[name].items()
     }
     return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics, scale=1))
-
-
-def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
-    """In place of each mask the means of all processes' parts of it, (world size,): their mean is that of the whole mask."""
-    if isinstance(masks, tuple):
-        return tuple(map(_ratios, masks))
-    return all_gather(masks.mean().unsqueeze(0))
 
 
 def data_lines(
     cfg: CfgNode, splits: Mapping[str, ImageTexts], tokens: Mapping[str, Tokens]
 ) -> Iterator[str]:
-    """A line for each image file that a run reads, each caption, with its image and its tokens, and each long caption."""
+    """A line for each image file that a run reads, and for the captions of each split, with their images and tokens."""
     for name, split in splits.items():
         yield from file_lines(cfg.DATASETS.ROOT_DIR, split.paths)
-        captions = zip(split.image_of, tokens[name].captions, split.captions, strict=True)
-        yield from map(repr, captions)
-        if long := tokens[name].long_captions:
-            yield from map(repr, zip(long, split.long_captions or (), strict=True))
+        yield repr((split.image_of, split.captions, split.long_captions, tokens[name]))
 
 
 def make_seps_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ from vit_slim.towers import find_towers
 from vit_slim.wrap import Slim, Wrapped, unwrap
 
 KEEP = 0.7
-"""Of the patches, before the first block and by `saliency`: the cheapest setting of studies/off_the_shelf.py that costs each of
+"""Of the patches, before the first block and by `saliency`: the cheapest setting of docs/off_the_shelf.json that costs each of
 its models at most 1 mAP without training."""
 Model = TypeVar("Model", bound=nn.Module)
 WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel, torch._dynamo.OptimizedModule

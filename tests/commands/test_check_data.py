@@ -12,7 +12,7 @@ from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 from demo_sdtps.commands import check_data
 from demo_sdtps.config import load_cfg
 from demo_sdtps.reports.data import published_counts
-from seps import commands as seps
+from seps import __main__ as seps
 
 SMALL = ("SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2")
 

@@ -6,7 +6,7 @@ from commands import CONFIG
 from benchmarks import run as benchmark
 from demo_sdtps.commands import convert_checkpoint, evaluate, export, search
 from demo_sdtps.commands import test as test_net
-from seps import commands as seps
+from seps import __main__ as seps
 
 CONFIGURED = ("--config_file", CONFIG)
 SEARCHED = ("--query", "q", "--gallery", "g", "--csv", "x.csv")

@@ -15,7 +15,7 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.common import BACKBONE_KEYS, IMAGE_KEYS
 from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets import SPLITS
-from seps import commands as seps
+from seps import __main__ as seps
 from synthetic import commands as synthetic
 
 CONFIGS = ROOT / "configs"

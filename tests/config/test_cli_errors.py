@@ -17,7 +17,7 @@ from demo_sdtps.commands import evaluate, export
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
-from seps import commands as seps
+from seps import __main__ as seps
 
 
 @pytest.fixture

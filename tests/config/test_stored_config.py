@@ -9,7 +9,7 @@ from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
-from seps import commands as seps
+from seps import __main__ as seps
 from seps.model import make_seps
 
 pytestmark = pytest.mark.usefixtures("shallow")

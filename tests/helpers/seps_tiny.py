@@ -14,7 +14,7 @@ from tiny import ENCODER, WIDTH
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import run
-from seps import commands as seps
+from seps import __main__ as seps
 from seps.schema import SEPS_SCHEMA
 
 CONFIG = ROOT / "configs" / "SEPS" / "shapes.yml"

@@ -11,10 +11,8 @@ from PIL import Image
 
 from demo_sdtps.commands import dispatch, match_command
 from demo_sdtps.config.common import COMMAND
-from demo_sdtps.config.keys import KEYS
-from seps.schema import SEPS_SCHEMA
 from tools import tables
-from tools.tables import FIGURES, data, with_tables
+from tools.tables import FIGURES, data
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -91,35 +89,6 @@ def test_the_flags_of_a_page_are_those_of_the_commands(command, page):
 def test_the_tables_are_those_of_the_data(command):
     code, stdout, _ = command(tables.main, "--check")
     assert code == 0, stdout
-
-
-def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "Before\n<!-- table: commands -->\nold\n<!-- end -->\nbetween\n<!-- table: keys -->\n<!-- end -->\nafter\n"
-    )
-    lines = with_tables(page).splitlines()
-    assert (lines[0], lines[-1]) == ("Before", "after")
-    assert "old" not in lines and "between" in lines
-    assert sum("`demo-sdtps …`" in line for line in lines) == 1
-    assert any("`MODEL.SLIM_BLOCKS`" in line for line in lines)
-
-
-def test_a_row_has_the_speeds_of_its_operations():
-    """Those of another study, or of no measurement, are not its."""
-    times = {"dense": (4.0, 8.0), "slim": (1.0, 4.0), "taught": (1.0, 2.0), "other": (3.0, 1.0)}
-    names = ("gmacs", "inference")
-    rows = [dict(zip(names, each, strict=True)) for each in times.values()] + [{"gmacs": 1.0}]
-    speeds = tables.cpu_speeds(rows[1], {"variants": rows})
-    assert speeds == [2.0, 4.0] and tables.span(speeds) == "2.0 to 4.0×"
-    assert tables.span([2.01, 2.02]) == "2.0×" and tables.span([]) == "–"
-
-
-@pytest.mark.parametrize("name", ["README", "docs/method", "docs/api", "docs/train"])
-def test_the_keys_of_a_page_exist(name):
-    key = r"\b(?:MODEL|INPUT|DATASETS|DATALOADER|SOLVER|TEST)\.[A-Z_]+[A-Z]\b"
-    keys = set(re.findall(key, text(ROOT / f"{name}.md")))
-    assert keys <= {key.name for key in (*KEYS, *SEPS_SCHEMA.keys)}
 
 
 @pytest.mark.slow

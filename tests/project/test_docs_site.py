@@ -33,18 +33,6 @@ def visible_text(page):
     return " ".join(unescape(re.sub(r"<[^>]+>", "", page)).split())
 
 
-def test_every_page_of_docs_is_there(site):
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert pages <= {name.removesuffix(".html") for name in site} and "index.html" in site
-
-
-def test_images_are_those_of_the_colours_of_the_page(site):
-    """Which a reader changes by a button, and the media of <picture> do not know of."""
-    assert not [name for name, page in site.items() if "<picture>" in page]
-    for picture in ("overview.png#only-light", "overview_dark.png#only-dark"):
-        assert f'<img src="images/{picture}" alt="three images of a person' in site["index.html"]
-
-
 @pytest.mark.parametrize("name", demo_sdtps.__all__)
 def test_the_reference_has_the_docstring_of_every_public_name(site, name):
     page = site["reference/demo_sdtps.html"]

@@ -21,10 +21,9 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.runtime import gpu as graphs
-from demo_sdtps.runtime.device import DTYPES, autocast
+from demo_sdtps.runtime.device import DTYPES
 from demo_sdtps.training import loop, reid
 from demo_sdtps.training.loop import Meter
 from vit_slim.scores import SCORES
@@ -65,29 +64,6 @@ def test_a_resumed_run_equals_another_of_the_same_seed(gpu, mode, tiny_root, tmp
         assert call(other) == 130
     assert call(other) == 0
     assert_same(tmp_path / "one", tmp_path / "other")
-
-
-@pytest.mark.parametrize("mode", ROUNDED)
-def test_fused_attention_equals_plain(gpu, mode):
-    cfg = load_cfg(CONFIG, [*SMALL])
-    torch.manual_seed(0)
-    backbone = make_backbone(cfg, 1).to(gpu).eval()
-    images, probe = (
-        random_images(cfg, gpu)["RGB"],
-        torch.randn(8, backbone.num_patches, backbone.width, device=gpu),
-    )
-    actual = {}
-    for fused in (True, False):
-        backbone.fused_attention = fused
-        backbone.zero_grad()
-        with autocast(gpu, DTYPES[mode]):
-            tokens, _ = backbone(images, torch.zeros(8, dtype=torch.long, device=gpu))
-        (tokens.float() * probe).sum().backward()
-        actual[fused] = tokens.detach(), backbone.vit.patch_embed.proj.weight.grad
-    assert all(
-        relative_error(*pair) < ROUNDED[mode]
-        for pair in zip(actual[True], actual[False], strict=True)
-    )
 
 
 @pytest.mark.slow
@@ -184,17 +160,8 @@ def test_the_cpu_does_not_wait_for_the_gpu(gpu, name, tiny_root, tmp_path):
     """Neither in an epoch with a progress bar nor in the loop of an evaluation."""
     if gpu.type == "cpu":
         pytest.skip("there is no GPU to wait for")
-    words = [
-        "DATASETS.ROOT_DIR",
-        str(tiny_root),
-        *SMALL,
-        *STILL,
-        *TWO_STEPS,
-        "MODEL.DEVICE",
-        "cuda",
-        "OUTPUT_DIR",
-        str(tmp_path),
-    ]
+    opts = ("DATASETS.ROOT_DIR", tiny_root, "MODEL.DEVICE", "cuda", "OUTPUT_DIR", tmp_path)
+    words = [*map(str, opts), *SMALL, *STILL, *TWO_STEPS]
     cfg = load_cfg(ROOT / "configs" / "Synthetic" / f"{name}.yml", words)
     modes, splits = ["default", "error"], read_splits(cfg)  # first without, for what is done once
 

@@ -1,7 +1,5 @@
 """examples/demo.ipynb runs from its first cell to its last, and its stored outputs are small."""
 
-import re
-
 import nbformat
 import pytest
 from commands import ROOT
@@ -16,15 +14,6 @@ def outputs(notebook):
 
 def images(notebook):
     return sum("image/png" in output.get("data", {}) for output in outputs(notebook))
-
-
-def test_the_notebook_is_small_and_tells_nothing_of_a_machine():
-    text = FILE.read_text(encoding="utf-8")
-    assert len(text) < 200_000 and not re.search("/(home|tmp|root)/", text)
-    stored = nbformat.reads(text, as_version=4)
-    nbformat.validate(stored)
-    assert images(stored) == 3
-    assert "error" not in {output["output_type"] for output in outputs(stored)}
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from demo_sdtps.runtime.files import (
     read_json,
     write_json,
 )
-from seps import commands as seps
+from seps import __main__ as seps
 
 
 @contextmanager

@@ -1,20 +1,17 @@
 """Batches of captions with their images. What they share with batches of triplets: tests/datasets/test_loaders.py."""
 
-import shutil
 from collections import Counter
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import seps_tiny
 import torch
 from numeric import assert_close
 from seps_tiny import CAPTIONS, SIZES
-from triplets import SCALED, catch_message, cut_short, normalise
+from triplets import SCALED, normalise
 
 from demo_sdtps.datasets.images import decode
 from seps.captions import (
-    ImageTexts,
     caption_batches,
     caption_loader,
     encode_captions,
@@ -90,29 +87,9 @@ def test_encoded_texts(tokenizer):
     assert encode_texts(tokenizer, texts, 4)[1] == [*encoded[1][:3], tokenizer.sep_token_id]
 
 
-def test_without_long_captions_there_are_none(split, load_epoch):
-    short = ImageTexts(split.paths, split.captions, split.image_of, None)
-    for batch, other in zip(load_epoch(short), load_epoch(split), strict=True):
-        assert len(batch.texts) == 1 and torch.equal(batch.texts[0][0], other.texts[0][0])
-        assert torch.equal(batch.images, other.images)
-
-
 def test_evaluation_takes_every_image_once_in_order(shapes_root):
     split = read_image_texts(shapes_root, "shapes", "test")
     loaded = list(image_batches(image_loader(seps_tiny.cfg_for(shapes_root), split)))
     assert [len(images) for images in loaded] == [5, 3]
     expected = torch.stack([decode(path) for path in split.paths])
     assert_close(torch.cat(loaded), normalise(expected), *SCALED)
-
-
-def test_a_damaged_image_is_one_clean_error(shapes_root, tokenizer, tmp_path):
-    root = shutil.copytree(shapes_root, tmp_path / "copy")
-    cfg = seps_tiny.cfg_for(root, "DATASETS.CACHE", "no", *ALL)
-    split = read_image_texts(root, "shapes", "train")
-    cut_short(Path(split.paths[4]))
-    for batches in (
-        caption_batches(caption_loader(cfg, split), encode_captions(cfg, split, tokenizer)),
-        image_batches(image_loader(cfg, split)),
-    ):
-        message = catch_message(list, batches)
-        assert split.paths[4] in message and message.endswith("; replace it.")

@@ -45,14 +45,6 @@ def test_against_a_sort(counts, levels):
         )
 
 
-@pytest.mark.parametrize("value", [0.0, -1.5])
-def test_a_match_ranks_after_its_equals(value):
-    """Equal similarities are no evidence: only where there are fewer candidates than k is a hit certain."""
-    image_of = torch.arange(8).repeat_interleave(2)
-    actual = retrieval(torch.full((8, 16), value), image_of)
-    assert_same(actual, dict.fromkeys(NAMES, 0) | {"t2i R@10": 100, "rSum": 100})
-
-
 @pytest.mark.parametrize(("counts", "folds"), [("five", 5), ("unequal", 4), ("one", 30)])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_folds(counts, folds, shuffle):

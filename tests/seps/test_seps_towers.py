@@ -11,9 +11,8 @@ import transformers
 from numeric import assert_close, shift_seed
 from seps_tiny import cfg_for, save_bert
 from tiny import ENCODER, WIDTH
-from weight_files import message, save_safetensors, save_torch
+from weight_files import message, save_torch
 
-from seps.captions import encode_texts, pad_texts
 from seps.model import ImageTower, TextTower, load_tokenizer, make_seps
 
 SWIN = shlex.split(
@@ -117,12 +116,6 @@ def test_padded_words_change_nothing(bert, garbage):
     assert_close(together[0, :3], tower.double()(short, torch.tensor([3]))[0], *BERT_PATH)
 
 
-def test_the_tokenizer_is_the_towers(bert):
-    tokenizer = load_tokenizer(cfg_with(bert))
-    words, lengths = pad_texts(encode_texts(tokenizer, ["a red star", "blue"], 10))
-    assert words.tolist() == [[2, 5, 6, 8, 3], [2, 7, 3, 0, 0]] and lengths.tolist() == [5, 3]
-
-
 @pytest.mark.parametrize(
     ("opts", "reason"),
     [
@@ -138,15 +131,6 @@ def test_the_tokenizer_is_the_towers(bert):
 def test_what_does_not_fit_is_one_sentence(bert, opts, reason):
     cfg = cfg_with(bert, *opts)
     assert reason in message(lambda: (make_seps(cfg), load_tokenizer(cfg)))
-
-
-def test_a_bert_with_too_few_weights(bert):
-    weights = transformers.BertModel.from_pretrained(bert).state_dict()
-    save_safetensors(
-        {name: tensor for name, tensor in weights.items() if "attention" not in name},
-        bert / "model.safetensors",
-    )
-    assert "is incomplete" in message(lambda: TextTower(cfg_with(bert), pretrained=True))
 
 
 # The whole model

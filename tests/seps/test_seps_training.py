@@ -1,7 +1,6 @@
 """SEPS from start to end: its commands on the tiny shapes, and what they leave."""
 
 import json
-import shlex
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from numeric import assert_close
 from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, train
 
 from demo_sdtps.config import load_cfg
-from seps import commands as seps
+from seps import __main__ as seps
 from seps.evaluation import (
     evaluate_retrieval,
     five_fold,
@@ -21,12 +20,9 @@ from seps.evaluation import (
 from seps.model import make_seps
 from seps.schema import SEPS_SCHEMA
 from seps.training import make_losses, make_seps_optimizer, set_rates
-from synthetic import commands as synthetic
 
 FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSum"]
-STILL = ("SOLVER.BASE_LR", "1e-20")
-"""The model stays as it starts."""
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +51,7 @@ def test_a_run_leaves_its_files(run_folder, shapes_root):
     run = json.loads((run_folder / "run.json").read_text())
     assert run["status"] == "finished" and run["seed"] == SEED and run["versions"]["transformers"]
     log = (run_folder / "log.txt").read_text()
-    phrases = [
-        f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} images to train",
-        "with long captions",
-        "random weights",
-        f"text tower {shapes_root / 'shapes' / 'bert'}",
-        "i2t R@1",
-    ]
-    assert all(phrase in log for phrase in phrases)
+    assert "random weights" in log and f"text tower {shapes_root / 'shapes' / 'bert'}" in log
 
 
 def test_records_hold_losses_rates_and_recalls(run_folder):
@@ -76,6 +65,8 @@ def test_records_hold_losses_rates_and_recalls(run_folder):
         assert list(recalls) == COLUMNS and 0 <= min(recalls.values()) <= recalls["rSum"] <= 600
         assert ("test" in record) == (record["epoch"] == 3)
     assert list(records[-1]["test"]) == COLUMNS
+    # sums over up to 7 negatives of each of 8 images and captions, then over the hardest
+    assert records[0]["align"] > 1.5 * records[1]["align"]
 
 
 def test_the_last_and_the_best_checkpoint(run_folder, shapes_root):
@@ -85,18 +76,6 @@ def test_the_last_and_the_best_checkpoint(run_folder, shapes_root):
     assert last["epoch"] == 3 and last["dataset"] == "shapes" and last["optimizers"][0]["state"]
     assert last["config"] == (run_folder / "config.yml").read_text()
     make_seps(cfg_for(shapes_root))[0].load_state_dict(last["model"])
-
-
-@pytest.mark.slow
-def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
-    words = shlex.split("SOLVER.MAX_EPOCHS 4 SOLVER.ALL_NEGATIVES_EPOCHS 2")
-    output = train(shapes_root, tmp_path / "run", *STILL, *words)
-    first, second, third, fourth = (record["align"] for record in load_records(output))
-    # Sums over up to 7 negatives of each of 8 images and captions, then over one: four times as much, a half more or less.
-    assert min(first, second) > 1.5 * max(third, fourth) and third > 0
-    words = shlex.split("SOLVER.MAX_EPOCHS 1 SOLVER.ALL_NEGATIVES_EPOCHS 0")
-    none = train(shapes_root, tmp_path / "none", *STILL, *words)
-    assert load_records(none)[0]["align"] < first / 1.5
 
 
 def test_learning_rates_follow_the_originals_steps(shapes_root):
@@ -183,21 +162,3 @@ def test_evaluation_compares_every_pair_as_training_does(run_folder, shapes_root
             texts = words, lengths[0], torch.tensor([long]), lengths[1]
             alone[image, caption] = model(images[image][None], *texts)
     assert_similar(alone, actual, gaps)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shallow")
-@pytest.mark.soak
-def test_it_learns_far_above_chance(tmp_path):
-    """Of 40 images it has seen nearly each finds a caption of its own first; by chance one would."""
-    sizes = "--images 40 --dev_images 4 --test_images 4 --captions 2"
-    synthetic.captioned(["--root", str(tmp_path), *sizes.split()])
-    words = shlex.split(
-        "INPUT.SIZE '[64,64]' MODEL.PATCH_SIZE 16 MODEL.EMBED_SIZE 64 INPUT.MIN_CROP 1.0 MODEL.PAPER_VERSION False "
-        "SOLVER.IMS_PER_BATCH 16 SOLVER.BASE_LR 0.001 SOLVER.MAX_EPOCHS 40 SOLVER.STEPS '(35,)' "
-        "SOLVER.ALL_NEGATIVES_EPOCHS 40 SOLVER.EVAL_PERIOD 40"
-    )
-    folder = train(tmp_path, tmp_path / "run", *words)
-    cfg = cfg_for(tmp_path, *words, "TEST.WEIGHT", folder / "last.pth", "TEST.SPLIT", "train")
-    actual = evaluate_retrieval(*load_seps_and_data(cfg))
-    assert actual["i2t R@1"] > 50 and actual["t2i R@1"] > 50

@@ -5,20 +5,13 @@ import random
 import statistics
 
 import pytest
-import torch
-from commands import ROOT
 from study_files import table_rows
 
-from studies.measure import mean_cosine
 from studies.report import (
-    choice,
     chosen_rates,
-    families,
-    final_metric,
     finalists,
     next_rates,
     paired_difference,
-    read_result,
     study_markdown,
 )
 from tests.reference import statistics as reference
@@ -37,23 +30,6 @@ def test_intervals_like_the_slow_ones(count):
         pytest.approx(bound, abs=1e-3 * spread) for bound in reference.student(differences)
     ]
     assert paired_difference({"0": 13.0}, first) is None
-
-
-@pytest.mark.parametrize(
-    "values, is_bold", [((13.0, 13.2, 12.8), True), ((10.1, 13.0, 11.5), False), ((7.0, 6.8), True)]
-)
-def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
-    def variant(name, maps):
-        runs = {
-            str(seed): {"patterns": {"3": {"mAP": value / 100, "Rank-1": 0.5}}}
-            for seed, value in enumerate(maps)
-        }
-        return {"name": name, "runs": runs}
-
-    variants = [variant("dense", [10.0] * len(values)), variant("slim", values)]
-    actual = study_markdown({"patterns": [3], "variants": variants})
-    low, high = reference.student([value - 10 for value in values])
-    assert ("**" in actual) == is_bold == (low > 0 or high < 0)
 
 
 def draw_variant(draw, name, seeds=("1", "2", "3")):
@@ -195,27 +171,6 @@ def test_the_search_ends_where_the_best_rate_has_its_neighbours():
     assert next_rates(result["variants"], 3) == []
 
 
-def test_the_search_chooses_what_the_whole_grid_chose():
-    """docs/results/rates.json has every rate of its grid (docs/results.md, protocol)."""
-    whole = read_result(ROOT / "docs" / "results" / "rates.json")
-    searched = [one | {"runs": {}} for one in whole["variants"]]
-    runs = {one["name"]: one["runs"] for one in whole["variants"]}
-    while names := next_rates(searched, 3):
-        for one in searched:
-            if one["name"] in names:
-                one["runs"] = {"101": runs[one["name"]]["101"]}
-    names = finalists(searched, 3)
-    for one in searched:
-        if one["name"] in names:
-            one["runs"] = runs[one["name"]]
-            assert len(final_metric(one, 3, "mAP")) == 2
-    chosen, expected = (
-        {name: choice(members, 3)["rate"] for name, members in families(variants).items()}
-        for variants in (searched, whole["variants"])
-    )
-    assert chosen == expected
-
-
 def test_the_rate_with_the_best_mean_of_all_seeds_is_chosen(tmp_path):
     maps = {
         "dense": {0.001: {101: 50.0}, 0.002: {101: 61.0}, 0.003: {101: 62.0}, 0.005: {101: 58.0}},
@@ -239,11 +194,3 @@ def test_the_rate_with_the_best_mean_of_all_seeds_is_chosen(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(grid_result(grid)))
     assert chosen_rates(tmp_path) == {"dense": 0.002, "slim": 0.001}
     assert "| dense | 50.0 | **62.0** | 61.8 | 57.5 |" in study_markdown(grid_result(maps))
-
-
-@pytest.mark.parametrize("shape", [(2, 5, 4), (7, 3)])
-def test_the_mean_cosine_of_two_rows(shape):
-    rows = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    cosines = torch.cosine_similarity(rows.unsqueeze(-2), rows.unsqueeze(-3), dim=-1)
-    expected = cosines[..., ~torch.eye(shape[-2], dtype=torch.bool)].mean(dim=-1)
-    assert (mean_cosine(rows) - expected).abs().max() < 1e-6

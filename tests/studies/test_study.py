@@ -1,13 +1,12 @@
 """python -m studies.run: a study file, its variants, and their runs, each of which is made once."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import BASELINE, CONFIG, ROOT
-from study_files import table_rows, write
+from study_files import write
 
 from demo_sdtps import __version__
 from demo_sdtps.config import UserError
@@ -63,31 +62,6 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
         interrupted / "metrics.json",
         interrupted / "run.json",
     }
-    for run in (path.parent for path in runs.rglob("metrics.json")):
-        assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
-        assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
-
-    shutil.rmtree(runs)  # the result has its variants
-    assert command(tool.main, *words)[0] == 0 and not runs.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_a_failed_run_is_reported_and_the_others_continue(
-    tiny_root, tmp_path, monkeypatch, command
-):
-    monkeypatch.chdir(tmp_path)
-    variants = {
-        "too fast": {"set": {"SOLVER.BASE_LR": 1e30}},
-        "Baseline": {"config": str(BASELINE)},
-    }
-    path = write(tmp_path, variants, seeds=[1], missing=False)
-    code, stdout, _ = command(tool.main, path, *SHORT.split(), tiny_root)
-    assert code == 1
-    failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
-    assert "The loss became" in failure
-    rows = table_rows(stdout)
-    assert rows["too fast"]["mAP, 3 both"] == "–" and float(rows["Baseline"]["mAP, 3 both"]) > 0
 
 
 @pytest.mark.slow
@@ -178,14 +152,6 @@ def test_a_tuned_variant_has_the_chosen_rate(make):
         make(sets, tuned=True)
 
 
-def test_what_a_variant_is_compared_with_changes_no_run(make):
-    _, named = make({"a": {}, "b": BETA | {"against": "a"}})
-    _, plain = make({"a": {}, "b": BETA})
-    assert [one.facts.get("against") for one in named] == [None, "a"]
-    for place in ("configuration", "folder"):
-        assert [getattr(one, place) for one in named] == [getattr(one, place) for one in plain]
-
-
 def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(make):
     study, (dense, slim) = make({"dense": {}, "slim": {"start": "dense", "teacher": "dense"}})
     (training, _), (test, _) = steps(slim, 2, study)
@@ -197,11 +163,10 @@ def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(make):
     others = [
         make({"dense": {}, "slim": {"teacher": "dense"}}),
         make({"dense": {}, "slim": {"start": "dense"}}),
-        make({"dense": BETA, "slim": {"start": "dense", "teacher": "dense"}}),
     ]
     taught = [slim, *(variant for _, (_, variant) in others)]
     for place in ("configuration", "folder"):
-        assert len({getattr(variant, place) for variant in taught}) == 4
+        assert len({getattr(variant, place) for variant in taught}) == 3
 
 
 def test_a_run_whose_weights_are_gone_is_made_again_for_those_that_need_it(make, tmp_path):

@@ -16,7 +16,7 @@ from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.training import reid
 from demo_sdtps.training.loop import LAG, Loss, Meter
 from demo_sdtps.training.reid import ReIDLoss
-from seps import commands as seps
+from seps import __main__ as seps
 from seps.training import BatchLoss
 
 pytestmark = pytest.mark.usefixtures("shallow")

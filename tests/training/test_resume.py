@@ -31,7 +31,7 @@ from demo_sdtps.training.run import (
     random_states,
     set_random_states,
 )
-from seps import commands as seps
+from seps import __main__ as seps
 
 pytestmark = pytest.mark.usefixtures("shallow")
 

@@ -16,7 +16,7 @@ from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
-from seps import commands as seps
+from seps import __main__ as seps
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
