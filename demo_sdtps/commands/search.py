@@ -52,7 +52,12 @@ def main() -> None:
         help="the gallery's index, a folder or an address such as s3://bucket/photos (default: one below runs/search for each "
         "gallery, checkpoint and return pattern); one of others, or a damaged one, is replaced with --rebuild only",
     )
-    cli.add_where(parser)
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help='search only in the rows of the gallery that a condition in SQL leaves, such as "camera <> 2 AND present LIKE '
+        "'%%TI%%'\"; a wrong one is answered with the columns there are",
+    )
     cli.add_switch(parser, "--rebuild", "make the index anew, from all images of the gallery")
     cli.add_count(parser, "--re_rank", None, "re-rank the N nearest of each query (k-reciprocal)")
     parser.add_argument(

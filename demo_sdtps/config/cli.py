@@ -10,16 +10,16 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from demo_sdtps.runtime.errors import UserError, is_out_of_memory, nearest_name
+from demo_sdtps.runtime.errors import UserError, is_out_of_memory
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.runtime.threads import prepare_threads
 
 PICTURE = (".png", ".pdf", ".svg")  # suffixes of a figure
-NEGATIVE, FLAG = re.compile(r"-(\.?\d\S*|inf|nan)$"), re.compile(r"(?<=^--)[\w-]+")
+NEGATIVE = re.compile(r"-(\.?\d\S*|inf|nan)$")
+FLAG = re.compile(r"(?<=^--)[\w-]+")
 COMPLETING = "_ARGCOMPLETE"
 """Environment variable: a shell asks by argcomplete what may stand at the cursor."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -57,25 +57,12 @@ def add_path(
     parser.add_argument(flag, type=kind, metavar=metavar, required=True, help=meaning)
 
 
-def add_where(parser: ArgumentParser) -> None:
-    """Add the flag --where."""
-    parser.add_argument(
-        "--where",
-        metavar="CONDITION",
-        help='search only in the rows of the gallery that a condition in SQL leaves, such as "camera <> 2 AND present LIKE '
-        "'%%TI%%'\"; a wrong one is answered with the columns there are",
-    )
-
-
 def add_switch(parser: ArgumentParser, flag: str, meaning: str) -> None:
     """Add a flag without a value, which is False by default."""
     parser.add_argument(flag, action="store_true", help=meaning)
 
 
-def add_overwrite(
-    parser: ArgumentParser,
-    meaning: str = "replace an output that exists, which is refused otherwise",
-) -> None:
+def add_overwrite(parser: ArgumentParser, meaning: str = "replace an output that exists") -> None:
     """Add the flag --overwrite."""
     add_switch(parser, "--overwrite", meaning)
 
@@ -102,16 +89,9 @@ def add_picture(parser: ArgumentParser, default: str) -> None:
     add_output(parser, "--output", *PICTURE, default=default, help=f"default: {default}")
 
 
-def check_outputs(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` where a file of `add_output` cannot be written, or exists without --overwrite. To be called before any
-    work; `read_arguments` does."""
-    for name, suffixes in getattr(arguments, "outputs", {}).items():
-        if path := getattr(arguments, name):
-            check_output_file(path, suffixes, arguments.overwrite)
-
-
 def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
-    """The words of a command, by default this one's; in the name of a flag - is as good as _."""
+    """The words of a command, by default this one's; in the name of a flag - is as good as _. Raises `UserError` for a wrong
+    one, and where a file of `add_output` cannot be written."""
     if COMPLETING in os.environ:
         import argcomplete
 
@@ -119,22 +99,12 @@ def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> ar
     words = sys.argv[1:] if words is None else words
     words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
     parser._negative_number_matcher = NEGATIVE  # argparse takes -1e-4 for a flag
-    _check_flags(parser, words)
     arguments = parser.parse_intermixed_args(words)
-    check_outputs(arguments)
+    # before any work: a file that cannot be written, or exists without --overwrite
+    for name, suffixes in getattr(arguments, "outputs", {}).items():
+        if path := getattr(arguments, name):
+            check_output_file(path, suffixes, arguments.overwrite)
     return arguments
-
-
-def _check_flags(parser: ArgumentParser, words: Iterable[str]) -> None:
-    """Raise `UserError` for a flag that the parser does not have. argparse would first name what is missing without it."""
-    flags = parser._option_string_actions
-    for word in takewhile(lambda word: word != "--", words):
-        name = word.partition("=")[0]
-        is_flag = name.startswith("-") and " " not in name and not NEGATIVE.match(name)
-        if is_flag and not any(flag.startswith(name) for flag in flags):
-            raise UserError(
-                f"There is no flag {name}{nearest_name(name, flags)}; --help lists all."
-            )
 
 
 def print_lines(*lines: object) -> None:
@@ -189,13 +159,10 @@ def _sentence(error: Exception) -> str:
         return "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
     if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
         return f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct path, rights or disk."
-    if isinstance(error, RuntimeError):
-        # one that begins so is an error of our own code in a loading process
-        if "DataLoader" in text and not text.startswith("Caught "):
-            return (
-                f"The loading processes failed ({text}); lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge "
-                "/dev/shm (docker run --shm-size=8g), or raise DATALOADER.TIMEOUT for a slow disk."
-            )
-        if re.search(r"No working C\+\+ compiler|Failed to find C compiler", text):
-            return "MODEL.COMPILE needs a compiler, and there is none; install g++ (gcc for a GPU), or set it to False."
+    # one that begins with "Caught" is an error of our own code in a loading process
+    if isinstance(error, RuntimeError) and re.match("(?!Caught ).*DataLoader", text):
+        remedy = "lower DATALOADER.NUM_WORKERS, enlarge /dev/shm, or raise DATALOADER.TIMEOUT"
+        return f"The loading processes failed ({text}); {remedy}."
+    if re.search(r"No working C\+\+ compiler|Failed to find C compiler", text):
+        return "MODEL.COMPILE needs a compiler, and there is none; install g++ (gcc for a GPU), or set it to False."
     return ""

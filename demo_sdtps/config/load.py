@@ -20,13 +20,10 @@ from demo_sdtps.config.left import LEFT
 from demo_sdtps.config.schema import Key, Schema, Values
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
-TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """YAML's spellings, which the command line accepts too."""
 PACKAGE = Path(__file__).resolve().parents[1]
-CONFIGS = next(
-    (path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE
-)
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 """The published configurations: in an installed package inside it, in a checkout beside it."""
 OWN = "Own"  # the folder in it for own data
 ENDINGS = ("", ".yml", ".yaml")
@@ -80,7 +77,7 @@ def load_cfg(
 
 def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     """Frozen copy of a configuration with other values of some keys."""
-    cfg = _nested(flatten(cfg) | values)
+    cfg = _nested({**flatten(cfg), **values})
     cfg.freeze()
     return cfg
 
@@ -164,12 +161,11 @@ class UniqueKeys(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor):
         node = super().compose_mapping_node(anchor)
-        names: set[str] = set()
-        for key, _ in node.value:
-            if str(key.value) in names:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"{key.value} stands in line {line} for the second time")
-            names.add(str(key.value))
+        names = [str(key.value) for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                line = node.start_mark.line + 1
+                raise yaml.YAMLError(f"{name} stands twice in the section from line {line}")
         return node
 
 
@@ -248,30 +244,30 @@ def _check_stored_score(name: str, place: StoredText) -> None:
 
 def _check_values(schema: Schema, values: Mapping[str, object], source: Source) -> dict:
     """`values` in the types of their keys, without those of keys that left."""
-    for name in values:
+    checked = {}
+    for name, value in values.items():
         if name not in schema.by_name and name not in LEFT:
             near = nearest_name(str(name).upper(), schema.by_name)
             raise UserError(f"Unknown key {name!r} in {source}{near}; --keys lists the valid ones.")
-    keys = LEFT | schema.by_name
-    checked = {name: _check_value(keys[name], value, source) for name, value in values.items()}
+        key = schema.by_name.get(name) or LEFT[name]
+        checked[name] = _check_value(key, value, source)
     return {name: value for name, value in checked.items() if name in schema.by_name}
 
 
 def _check_value(key: Key, value: object, source: Source) -> object:
     """`value` in the type of the key's default. Raises `UserError` for one that the key does not allow."""
     value, allowed = _convert(key, value), key.allowed
-    expected = ""
     if type(value) is not type(key.default):
-        expected = f"{TYPE_NAMES.get(type(key.default), 'a list')} such as {key.default!r}"
-    elif isinstance(allowed, Values):
-        expected = "" if allowed.allows(value) else allowed.text
-    elif allowed and value not in allowed:
+        expected = f"a value such as {key.default!r}"
+    elif isinstance(allowed, Values) and not allowed.allows(value):
+        expected = allowed.text
+    elif isinstance(allowed, tuple) and value not in allowed:
         expected = f"{' or '.join(map(repr, allowed))}{nearest_name(value, allowed)}"
-    if expected:
-        raise UserError(
-            f"{key.name} in {source} is {value!r}, but it must be {expected} ({key.description})."
-        )
-    return value
+    else:
+        return value
+    raise UserError(
+        f"{key.name} in {source} is {value!r}, but it must be {expected} ({key.description})."
+    )
 
 
 def _convert(key: Key, value: object) -> object:
@@ -294,8 +290,10 @@ def _convert(key: Key, value: object) -> object:
 
 def _literal(value: object) -> object:
     """The Python literal or YAML list that a text holds, or `value`."""
+    if not isinstance(value, str):
+        return value
     with suppress(ValueError, SyntaxError, TypeError):
-        return literal_eval(value) if isinstance(value, str) else value
+        return literal_eval(value)
     with suppress(yaml.YAMLError, ValueError):
         # a list of texts without quotes
         return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value

@@ -6,6 +6,7 @@ losses, BatchNorm statistics and rankings are those of the whole batch.
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,8 @@ from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 
 Item = TypeVar("Item")
 
-PEER_ENDED = ("closed by peer", "reset by peer", "Broken pipe", "ncclRemoteError")
-"""Parts of the errors of gloo and NCCL after another process has ended; their other errors keep their trace."""
+PEER_ENDED = re.compile("closed by peer|reset by peer|Broken pipe|ncclRemoteError")
+"""The errors of gloo and NCCL after another process has ended; their other errors keep their trace."""
 
 TIMEOUT = timedelta(minutes=30)
 """Time-out of the collectives of training, and of the start of all processes."""
@@ -80,7 +81,7 @@ def init_distributed() -> Iterator[None]:
         yield
         all_gather_object(None)  # all leave together: the others may still wait for rank 0
     except RuntimeError as error:
-        if any(sign in str(error) for sign in PEER_ENDED):
+        if PEER_ENDED.search(str(error)):
             raise UserError(
                 "Another process of this run has ended; its own message gives the reason."
             ) from None
@@ -96,12 +97,11 @@ def check_launch(cfg: CfgNode) -> None:
             "MODEL.DIST_TRAIN is True, but this is a single process; use torchrun --nproc_per_node=K train_net.py …, or set it "
             "to False."
         )
-    batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
-    if cfg.DATALOADER.SAMPLER == "softmax":
-        check_divisible(cfg, batch, "triplets")
-    else:
-        identities = "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"
-        check_divisible(cfg, batch // instances, identities)
+    groups, what = cfg.SOLVER.IMS_PER_BATCH, "triplets"
+    if cfg.DATALOADER.SAMPLER != "softmax":
+        groups //= cfg.DATALOADER.NUM_INSTANCE
+        what = "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"
+    check_divisible(cfg, groups, what)
 
 
 def check_divisible(cfg: CfgNode, groups: int, what: str) -> None:

@@ -43,21 +43,19 @@ def atomic_write(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.touch()
-            yield temporary
-            with open(temporary, "rb+") as written:
-                # otherwise, after a loss of power, the name could belong to an empty file
-                os.fsync(written.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        temporary.touch()
+        yield temporary
+        with open(temporary, "rb+") as written:
+            # otherwise, after a loss of power, the name could belong to an empty file
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
     except OSError as error:
         raise UserError(
             f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another path."
         ) from None
+    finally:
+        with suppress(OSError):  # it has replaced `path`, or there is none
+            temporary.unlink()
 
 
 @contextmanager

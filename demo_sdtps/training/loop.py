@@ -21,9 +21,7 @@ from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.run import PART, Evaluation, Run
 
 LAG = 2  # steps after which a loss is read, when a GPU has computed it
-SHOWN = (
-    5  # finite losses that the error about a loss reports, the last of which the progress bar shows
-)
+SHOWN = 5  # finite losses that an error reports, the last of which the progress bar shows
 
 logger = logging.getLogger(__name__)
 

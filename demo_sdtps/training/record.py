@@ -41,7 +41,7 @@ def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]
         **commit(),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(device),
-        "machine": {**machine(device), "processes": world_size()},
+        "machine": machine(device),
     }
     record = {"status": "running", "seed": cfg.SOLVER.SEED, **now}
     if left_out:
@@ -101,40 +101,37 @@ def command() -> str:
 
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
-    revision = git_output(root, "rev-parse", "HEAD")
-    if revision is None:
-        return {"commit": None, "changed": None}
-    return {"commit": revision.strip(), "changed": bool(git_output(root, "status", "--porcelain"))}
-
-
-def git_output(root: Path, *words: str) -> str | None:
-    """What a command of git prints in a checkout; None where it cannot."""
-    if not (root / ".git").exists():  # installed, perhaps inside the repository of another project
-        return None
+    git = ("git", "-C", str(root))
     try:
-        return subprocess.check_output(
-            ["git", "-C", str(root), *words], stderr=subprocess.DEVNULL, text=True
-        )
+        if (
+            root / ".git"
+        ).exists():  # not installed, perhaps inside the repository of another project
+            revision, changes = (
+                subprocess.check_output([*git, *words], stderr=subprocess.DEVNULL, text=True)
+                for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+            )
+            return {"commit": revision.strip(), "changed": bool(changes)}
     except (OSError, subprocess.CalledProcessError):
-        return None
+        pass
+    return {"commit": None, "changed": None}
 
 
 def versions(device: torch.device) -> dict[str, str | None]:
     """Versions of Python and of the packages that affect the numbers."""
-    cuda = {"cuda": torch.version.cuda} if device.type == "cuda" else {}
-    packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    packages: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
-    return {"python": platform.python_version(), **packages, **cuda}
+    return packages | ({"cuda": torch.version.cuda} if device.type == "cuda" else {})
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
     """The properties of the machine that affect rounding."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    is_gpu = device.type == "cuda"
     return {
         "device": str(device),
-        "name": name,
+        "name": torch.cuda.get_device_name(device) if is_gpu else platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "processes": world_size(),
     }

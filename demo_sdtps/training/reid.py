@@ -23,11 +23,7 @@ from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.loaders import Batch, train_loader
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, reid_record, reid_table
-from demo_sdtps.modeling.checkpoints.loading import (
-    CLASSES,
-    read_checkpoint,
-    start_from,
-)
+from demo_sdtps.modeling.checkpoints.loading import CLASSES, read_checkpoint, start_from
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.demo import DeMo, make_model, missing_modalities
 from demo_sdtps.modeling.inference import compile_model
@@ -35,13 +31,8 @@ from demo_sdtps.modeling.losses import TrainingOutput, make_center_losses, total
 from demo_sdtps.runtime.device import set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
 from demo_sdtps.runtime.gpu import can_record
+from demo_sdtps.training import optim
 from demo_sdtps.training.loop import Loss, fit
-from demo_sdtps.training.optim import (
-    make_center_optimizer,
-    make_optimizer,
-    make_scheduler,
-    rate_warnings,
-)
 from demo_sdtps.training.run import LAST, PART, Evaluation, digest_lines, file_lines, open_run
 from demo_sdtps.training.teacher import Teacher, read_teacher
 
@@ -86,10 +77,10 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
         loss = ReIDLoss(cfg, model.to(run.device), teacher)
         if cfg.MODEL.COMPILE:
             compile_model(model, run.device, loss)
-        optimizers = [make_optimizer(cfg, model)]
+        optimizers = [optim.make_optimizer(cfg, model)]
         if loss.centers:
-            optimizers.append(make_center_optimizer(cfg, loss.centers))
-        begin_epoch = make_scheduler(cfg, optimizers[0]).step
+            optimizers.append(optim.make_center_optimizer(cfg, loss.centers))
+        begin_epoch = optim.make_scheduler(cfg, optimizers[0]).step
         sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
         run.begin(
             model,
@@ -102,7 +93,7 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
                 *(teacher.notes if teacher else ()),
                 *([f"best.pth is chosen by the split {VALIDATION}"] if held_out else []),
                 *data_warnings(cfg, splits, data["patterns"].matched),
-                *rate_warnings(cfg),
+                *optim.rate_warnings(cfg),
             ],
             about={
                 "num_class": classes,
@@ -189,6 +180,5 @@ def data_lines(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> Iterator
     """A line for each file that training and evaluation read."""
     for split, samples in splits.items():
         for sample in samples:
-            yield from (
-                f"{split} {line}" for line in file_lines(cfg.DATASETS.ROOT_DIR, sample.files)
-            )
+            for line in file_lines(cfg.DATASETS.ROOT_DIR, sample.files):
+                yield f"{split} {line}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -22,12 +22,7 @@ from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
 from demo_sdtps.modeling.checkpoints.names import load_file
 from demo_sdtps.runtime.device import choose_device, choose_precision, log_to, set_seed
-from demo_sdtps.runtime.distributed import (
-    all_gather_object,
-    check_equal,
-    is_main,
-    rank,
-)
+from demo_sdtps.runtime.distributed import all_gather_object, check_equal, is_main, rank
 from demo_sdtps.runtime.files import LOCK, atomic_write, lock_file, write_json
 from demo_sdtps.training.record import FINISHED, record_run, restore_threads
 
@@ -97,9 +92,8 @@ class Run:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_half)
         self.epoch, self.best, self.records = 0, -1.0, cast(list[dict], [])
         if state:
-            self.epoch, self.best, self.records = (
-                state[name] for name in ("epoch", "best", "records")
-            )
+            self.epoch, self.best = state["epoch"], state["best"]
+            self.records = state["records"]
             restore_threads(self.output)
 
     @property
@@ -185,12 +179,12 @@ class Run:
 
     def report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
         """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
-        record: dict[str, object] = {"epoch": epoch}
-        record |= {name: mean for name, mean in means.items() if not name.startswith(PART)}
-        parts = {
-            name.removeprefix(PART): mean for name, mean in means.items() if name.startswith(PART)
-        }
-        record |= {"losses": parts} if parts else {}
+        record: dict[str, Any] = {"epoch": epoch}
+        for name, mean in means.items():
+            if name.startswith(PART):
+                record.setdefault("losses", {})[name.removeprefix(PART)] = mean
+            else:
+                record[name] = mean
         scalars = {f"train/{name}": mean for name, mean in means.items()}
         if evaluation:
             record |= evaluation.record
@@ -238,34 +232,34 @@ class Run:
 
 def read_last(cfg: CfgNode, overwrite: bool, schema: Schema) -> Mapping | None:
     """The content of last.pth in OUTPUT_DIR where that run is continued, None to start one there."""
-    output, resumes = Path(cfg.OUTPUT_DIR), cfg.RESUME != "no"
+    output = Path(cfg.OUTPUT_DIR)
     files = run_files(output)
-    inputs = {"TEST.WEIGHT": cfg.TEST.WEIGHT, "MODEL.TEACHER": cfg.MODEL.get("TEACHER")}
-    for key, weights in inputs.items():
-        path = Path(weights or "none").resolve()
+    for key in ("TEST.WEIGHT", "MODEL.TEACHER"):
+        weights = flatten(cfg).get(key)
+        path = Path(str(weights)).resolve()
         if weights and output.resolve() in (path, path.parent):
             raise UserError(
                 f"OUTPUT_DIR {output} has {key} {weights} among the files that it replaces; give another OUTPUT_DIR."
             )
-    if resumes and overwrite:
+    if cfg.RESUME != "no":
+        if overwrite:
+            raise UserError(
+                f"OUTPUT_DIR {output} is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out."
+            )
+        if output / LAST in files:
+            return _read_state(cfg, output / LAST, schema)
+        if cfg.RESUME == "yes" and not files:
+            raise UserError(
+                f"OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct it, or set RESUME to auto to start one."
+            )
+        if cfg.RESUME == "auto" and _is_begun(cfg, output, schema):
+            # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
+            logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
+            return None
+    if files and not overwrite:
+        resume = ", or RESUME yes to continue it" if output / LAST in files else " without RESUME"
         raise UserError(
-            f"OUTPUT_DIR {output} is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out."
-        )
-    if resumes and output / LAST in files:
-        return _read_state(cfg, output / LAST, schema)
-    if cfg.RESUME == "yes" and not files:
-        raise UserError(
-            f"OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct it, or set RESUME to auto or no to start one."
-        )
-    if cfg.RESUME == "auto" and files and _is_begun(cfg, output, schema):
-        # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
-        logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
-    elif files and not overwrite:
-        instead = "to replace it, or RESUME yes to continue it"
-        if output / LAST not in files:
-            instead = f"without RESUME, to replace it; without {LAST} it cannot be continued"
-        raise UserError(
-            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another, or pass --overwrite {instead}."
+            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another, or pass --overwrite{resume}."
         )
     return None
 

@@ -67,8 +67,8 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
     [
         ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", "line 3"),
         ("- MODEL\n- SOLVER", "KEY: value"),
-        ("MODEL:\n  HEAD: 4\nSOLVER:\n  SEED: 1\nMODEL:\n  HDM: True", "MODEL stands in line 5"),
-        ("SOLVER:\n  SEED: 1\n  SEED: 2", "SEED stands in line 3"),
+        ("MODEL:\n  HEAD: 4\nSOLVER:\n  SEED: 1\nMODEL:\n  HDM: True", "MODEL stands twice"),
+        ("SOLVER:\n  SEED: 1\n  SEED: 2", "SEED stands twice"),
         ("SOLVER:\n  SEED: 1\nSOLVER.SEED: 2", "SOLVER.SEED"),
         ("OUTPUT_DIR: Läufe".encode("latin-1"), "utf-8"),
         ("_BASE_: none.yml", "none.yml"),

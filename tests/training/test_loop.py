@@ -13,7 +13,7 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.evaluation.metrics import Ranking
-from demo_sdtps.training import reid
+from demo_sdtps.training import optim, reid
 from demo_sdtps.training.loop import LAG, Loss, Meter
 from demo_sdtps.training.reid import ReIDLoss
 from seps import __main__ as seps
@@ -115,7 +115,7 @@ def test_epochs_with_an_evaluation(train, opts, epochs):
 @pytest.mark.parametrize(("limit", "precision"), [("0", "off"), ("0.5", "off"), ("0.5", "fp16")])
 def test_gradients_are_clipped_to_their_norm(train, monkeypatch, limit, precision):
     """Without the scale that float16 gives them."""
-    norms, make_optimizer = [], reid.make_optimizer
+    norms, make_optimizer = [], optim.make_optimizer
 
     def with_hook(cfg, model):
         optimizer = make_optimizer(cfg, model)
@@ -134,7 +134,7 @@ def test_gradients_are_clipped_to_their_norm(train, monkeypatch, limit, precisio
         optimizer.register_step_pre_hook(note)
         return optimizer
 
-    monkeypatch.setattr(reid, "make_optimizer", with_hook)
+    monkeypatch.setattr(optim, "make_optimizer", with_hook)
     opts = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.AMP", precision)
     train(*opts, "SOLVER.GRAD_CLIP", limit)
     # of less than a million parameters

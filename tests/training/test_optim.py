@@ -134,7 +134,11 @@ def test_large_fc_lr():
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("SGD", {"momentum": 0.7}), ("Adam", {"fused": True}), ("AdamW", {"fused": True})],
+    [
+        ("SGD", {"momentum": 0.7, "fused": None}),
+        ("Adam", {"fused": True}),
+        ("AdamW", {"fused": True}),
+    ],
 )
 def test_the_optimizer_is_torchs_with_the_settings(name, extra):
     opts = [*SOLVER, "SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7"]
@@ -143,30 +147,6 @@ def test_the_optimizer_is_torchs_with_the_settings(name, extra):
     settings = {(group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert len(settings) == len(optimizer.param_groups) == 4
     assert all(group.items() >= extra.items() for group in optimizer.param_groups)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-def test_a_first_step_that_the_scaler_leaves_out(name):
-    """As float16 often begins: its gradients overflow, the scale is lowered, and the next step is the first."""
-    actual = {}
-    for overflows in (True, False):
-        opts = [*SOLVER, "SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7"]
-        model = tiny_model(*opts)
-        optimizer = make_optimizer(tiny_cfg(*opts), model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        for factor in ([torch.inf] if overflows else []) + [1.0, 0.5]:
-            optimizer.zero_grad()
-            weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            scaler.scale(factor * sum(weight.sum() for weight in weights)).backward()
-            # what memory holds that nobody has filled yet
-            kept = torch.full((1_000_000,), torch.nan)
-            del kept
-            scaler.step(optimizer)
-            scaler.update()
-        assert scaler.get_scale() == (512 if overflows else 1024)
-        actual[overflows] = model.state_dict()
-    for key, tensor in actual[False].items():
-        assert torch.equal(actual[True][key], tensor), key  # the scales are powers of two
 
 
 # Centers
@@ -190,6 +170,7 @@ def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps
     outputs = model.train()(images, cameras)
     total_loss(cfg, outputs, labels, model.head_weights, losses)[0].backward()
     optimizer = make_center_optimizer(cfg, losses)
+    assert optimizer.param_groups[0]["momentum"] == 0
     optimizer.step()
     assert len(losses) == 2
     for loss, start, features, head_weight in zip(
@@ -206,20 +187,3 @@ def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps
             scale=float(start.abs().max()),
         )
         assert torch.equal(loss.centers[[1, 4]], start[[1, 4]])
-
-
-def test_centers_and_the_model_have_each_their_own_optimizer():
-    opts = ["MODEL.METRIC_LOSS_TYPE", "center", "SOLVER.MOMENTUM", 0.9, "SOLVER.WEIGHT_DECAY", 0.1]
-    cfg, model = tiny_cfg(*opts), tiny_model(*opts)
-    losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
-    optimizer = make_center_optimizer(cfg, losses)
-    (group,) = optimizer.param_groups
-    assert type(optimizer) is torch.optim.SGD and group["momentum"] == group["weight_decay"] == 0
-    ours = {
-        id(parameter)
-        for param_group in make_optimizer(cfg, model).param_groups
-        for parameter in param_group["params"]
-    }
-    assert len(group["params"]) == 2 and not ours & {id(parameter) for parameter in group["params"]}
-    make_scheduler(cfg, make_optimizer(cfg, model)).step(1)  # the schedule is the model's alone
-    assert group["lr"] == pytest.approx(0.5 / 0.0005)
