@@ -280,9 +280,10 @@ def _convert(key: Key, value: object) -> object:
     truth = BOOLEANS.get(str(value).lower())
     if kind is bool and truth is not None:
         return truth
-    if isinstance(value, bool) and isinstance(key.allowed, tuple):
+    if kind is str and truth is not None and isinstance(key.allowed, tuple):
         # YAML reads an unquoted on, off, yes or no as a boolean.
-        return next((text for text in key.allowed if BOOLEANS.get(text) is value), value)
+        choices = (text for text in key.allowed if BOOLEANS.get(text) is truth)
+        return value if value in key.allowed else next(choices, value)
     if kind is float and type(value) is int:
         return float(value)
     return kind(value) if kind in (list, tuple) and isinstance(value, list | tuple) else value

@@ -140,6 +140,7 @@ def test_demos_own_files_load(tmp_path, dataset, every_key):
         ("TEST: {MISS: n}", "TEST.MISS", "n"),
         ("MODEL: {IF_LABELSMOOTH: off}", "MODEL.IF_LABELSMOOTH", "off"),
         ("TEST: {FEAT_NORM: yes}", "TEST.FEAT_NORM", "yes"),
+        ("RESUME: 'True'", "RESUME", "yes"),
         ("MODEL: {USE_SDTPS: yes}", "MODEL.USE_SDTPS", True),
         ("SOLVER.MAX_EPOCHS: 3", "SOLVER.MAX_EPOCHS", 3),
         ("\ufeffMODEL:\r\n  HEAD: 4\r\n", "MODEL.HEAD", 4),  # as an editor on Windows writes it
