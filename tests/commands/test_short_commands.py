@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file
 
-<<<<<<< HEAD
 from demo_sdtps.commands import check_data, evaluate, flags, search
-=======
-from demo_sdtps.commands import check_data, evaluate, flags
->>>>>>> 20e47851 (The test of torchrun's refusal imports what it calls)
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.common import BACKBONE_KEYS, IMAGE_KEYS
