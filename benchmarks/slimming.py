@@ -34,7 +34,7 @@ from demo_sdtps.modeling.inference import inference
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.gpu import Recording
 from demo_sdtps.training.optim import make_optimizer
-from vit_slim.stage import Slimming
+from vit_slim.wrap import Slimming
 
 ByCase = Mapping[str, float]  # numbers by the name of the setting, or DENSE
 DENSE = "dense"

@@ -11,19 +11,11 @@ if TYPE_CHECKING:
     from vit_slim.errors import UserError
     from vit_slim.stage import Context, Score
 
-MODULES = {
-    "Context": "stage",
-    "Score": "stage",
-    "UserError": "errors",
-    "slim": "api",
-    "slim_loss": "api",
-    "unslim": "api",
-}
-
 __all__ = ["Context", "Score", "UserError", "slim", "slim_loss", "unslim"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+    home = {"UserError": "errors", "Context": "stage", "Score": "stage"}.get(name, "api")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from numbers import Integral, Real
+from types import NoneType
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from vit_slim.errors import UserError, nearest_name
 from vit_slim.scores import SCORES
 from vit_slim.stage import Score, check_stages
 from vit_slim.towers import find_towers
-from vit_slim.wrap import Slim, Wrapped, unwrap
+from vit_slim.wrap import Slimming, Wrapped, unwrap
 
 KEEP = 0.7
 """Of the patches, before the first block and by `saliency`: the cheapest setting of docs/off_the_shelf.json that costs each of
@@ -68,7 +69,7 @@ def slim(
         isinstance(blocks, Sequence)
         and isinstance(keep, Sequence)
         and 0 < len(blocks) == len(keep)
-        and all(map(_is_count, blocks))
+        and all(isinstance(block, Integral) for block in blocks)
         and list(blocks) == sorted(set(blocks))
         and all(map(_is_share, keep))
     ):
@@ -76,16 +77,24 @@ def slim(
             f"blocks is {blocks!r} and keep {keep!r}, but there must be rising whole numbers and one share in (0, 1] for "
             "each, such as (0, 4) and (0.5, 0.5)."
         )
-    if not (prefix is None or _is_count(prefix)):
+    if not isinstance(prefix, (int, NoneType)):
         raise UserError(f"prefix is {prefix!r}; it must be a number of tokens.")
+    copies = (copy.deepcopy(score) for _ in blocks[1:])
+    scores: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
+    if len(scores) != len(blocks):
+        raise UserError(
+            f"score has {len(scores)} scores for {len(blocks)} blocks; give one for each."
+        )
+    for one in scores:
+        if not (isinstance(one, Score) or (isinstance(one, str) and one in SCORES)):
+            raise UserError(
+                f"score is {one!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score{nearest_name(one, SCORES)}."
+            )
     towers = find_towers(model, blocks_at, prefix)
-    for tower in towers:
-        what = f"{kind}{tower.path and '.' + tower.path}"
-        check_stages(blocks, len(tower.blocks), "blocks", what)
-    scores = _make_scores(score, len(blocks), {tower.patches.out_channels for tower in towers})
-    shares = keep if operations is None else ()
-    slimming = Slim(towers, blocks, shares, scores, merge, shared, operations)
-    slimming.attach(model, towers[0].home)
+    check_stages(blocks, min(len(tower.blocks) for tower in towers), "blocks", kind)
+    width = towers[0].patches.out_channels
+    scorers = [SCORES[one](width, (0, 0)) if isinstance(one, str) else one for one in scores]
+    Slimming(blocks, keep, scorers, merge, shared, towers, operations).attach(model, towers[0].home)
     return model
 
 
@@ -103,7 +112,7 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     Raises `UserError` where that forward had no loss, or one without gradient, as in reentrant checkpointing.
     """
     find_slimming(model)
-    slims = [module for module in model.modules() if isinstance(module, Slim)]
+    slims = [module for module in model.modules() if isinstance(module, Slimming)]
     losses = [loss for slimming in slims for loss in slimming.losses]
     if not losses:
         raise UserError(
@@ -119,39 +128,12 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
 
 
-def find_slimming(model: nn.Module) -> Slim:
-    """The stages of a model, or of the one that it wraps."""
+def find_slimming(model: nn.Module) -> Slimming:
+    """The stages that are attached to a model, or to the one that it wraps."""
     for module in model.modules():
-        if isinstance(module, Slim):
+        if isinstance(module, Slimming) and module.towers:
             return module
     raise UserError(f"{type(model).__name__} is not slimmed; call vit_slim.slim(model) before.")
-
-
-def _make_scores(
-    score: str | Score | Sequence[str | Score], count: int, widths: set[int]
-) -> list[Score]:
-    """A score for each of `count` stages, of towers whose tokens have `widths` channels."""
-    copies = (copy.deepcopy(score) for _ in range(count - 1))
-    each = score if isinstance(score, (list, tuple)) else [score, *copies]
-    if len(each) != count:
-        raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
-    for one in each:
-        if not (isinstance(one, Score) or (isinstance(one, str) and one in SCORES)):
-            raise UserError(
-                f"score is {one!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score{nearest_name(one, SCORES)}."
-            )
-    make = lambda one: SCORES[one](min(widths), (0, 0)) if isinstance(one, str) else one  # noqa: E731
-    scores: list[Score] = list(map(make, each))
-    if len(widths) > 1 and any(scorer.state_dict() for scorer in scores):
-        raise UserError(
-            f"score is {score!r}, whose weights are for tokens of one width, but the towers have "
-            f"{' and '.join(map(str, sorted(widths)))} channels; slim each tower by itself."
-        )
-    return scores
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and int(value) >= 0
 
 
 def _is_share(value: Any) -> bool:

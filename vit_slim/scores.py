@@ -105,27 +105,25 @@ class SelfSupervised(Score):
         return self.heads[context.modality](tokens).squeeze(-1).float()
 
     def loss(self, scores: ByName, context: Context) -> torch.Tensor | None:
-        masks = self.pseudo_masks(context) if self.training else {}
-        if not masks:
+        state = context.state
+        if not (self.training and state and state.saliency):
             return None
-        kept = context.at_places(masks)
+        if OTSU not in state.computed:
+            state.computed[OTSU] = pseudo_masks(state.saliency, state.shared)
         stack = lambda rows: torch.stack([rows[name] for name in scores])  # noqa: E731
+        masks = state.computed[OTSU]
+        kept = stack({name: masks[name].gather(1, context.places(name)) for name in scores})
         weights = 1.0 - stack(context.missing).float() if context.missing else None
-        entropy = F.binary_cross_entropy_with_logits(stack(scores), stack(kept).float(), weights)
+        entropy = F.binary_cross_entropy_with_logits(stack(scores), kept.float(), weights)
         return self.loss_weight * entropy
 
-    def pseudo_masks(self, context: Context) -> ByName:
-        """1 for a patch of the whole grid that is foreground, else 0, (B, N) by name; {} without saliency."""
-        state = context.state
-        assert state is not None
-        if OTSU not in state.computed and state.saliency:
-            scores = torch.stack(list(state.saliency.values()))
-            if state.shared:
-                masks = dict.fromkeys(state.saliency, above_otsu(scores.sum(dim=0)))
-            else:
-                masks = split_rows(above_otsu(scores.flatten(0, 1)), state.saliency)
-            state.computed[OTSU] = masks
-        return state.computed.get(OTSU, {})
+
+def pseudo_masks(saliencies: ByName, shared: bool) -> ByName:
+    """1 for a patch that is foreground by its saliency (B, N), with `shared` by the sum of all, else 0, (B, N) by name."""
+    scores = torch.stack(list(saliencies.values()))
+    if shared:
+        return dict.fromkeys(saliencies, above_otsu(scores.sum(dim=0)))
+    return split_rows(above_otsu(scores.flatten(0, 1)), saliencies)
 
 
 def above_otsu(score: torch.Tensor) -> torch.Tensor:
@@ -142,8 +140,3 @@ def above_otsu(score: torch.Tensor) -> torch.Tensor:
 
 SCORES: dict[str, type[Score]] = {"saliency": Saliency, "self_supervised": SelfSupervised}
 """By the names that `slim` and MODEL.SLIM_SCORE know."""
-
-
-def is_cast(score: Score) -> bool:
-    """Whether the linear layers of a score run under autocast alone, as those of SCORES: one of the user's may leave it."""
-    return type(score) in SCORES.values()

@@ -2,7 +2,7 @@
 
 A stage is a pure function of tokens and their `State` (`run_stage`); images of several names are stacked along the batch
 dimension, so that it is one gather, and the numbers of tokens depend on the settings alone. `Score` is the contract of a score.
-DeMo calls `Slimming` in demo_sdtps/modeling/demo.py, any other Vision Transformer by the wrapped blocks of wrap.py.
+wrap.py has the stages of a model (`Slimming`).
 """
 
 import math
@@ -72,10 +72,6 @@ class Context:
     def images(self) -> ByName:
         """(B, 3, H, W), inside the backbone."""
         return self.state.images if self.state else {}
-
-    def at_places(self, whole: ByName) -> ByName:
-        """Numbers of the whole grid (B, N) → those of the patches (B, n)."""
-        return {name: rows.gather(1, self.places(name)) for name, rows in whole.items()}
 
 
 @dataclass(frozen=True)
@@ -214,43 +210,6 @@ def sum_of_present(scores: ByName, missing: ByName) -> torch.Tensor:
     none = torch.zeros_like(total[0, :, :1], dtype=torch.bool)
     absent = torch.stack([missing.get(name, none) for name in scores])
     return total.masked_fill(absent & ~absent.all(dim=0), 0).sum(dim=0)
-
-
-class Slimming(nn.Module):
-    """Stages after `blocks` of a backbone, 0 for its input, that keep the shares `keep` of the remaining patches, each by a
-    score of its own. With `merge` the dropped patches are merged; with `shared` the images of all names keep the same."""
-
-    def __init__(
-        self,
-        blocks: Sequence[int],
-        keep: Sequence[float],
-        scores: Sequence[Score],
-        merge: bool = True,
-        shared: bool = True,
-    ):
-        super().__init__()
-        self.blocks, self.keep, self.merge, self.shared = tuple(blocks), tuple(keep), merge, shared
-        self.scores: Any = nn.ModuleList(scores)  # which does not know the type of its modules
-
-    @property
-    def reads_saliency(self) -> bool:
-        return any(scorer.reads_saliency for scorer in self.scores)
-
-    def counts(self, patches: int) -> tuple[int, ...]:
-        """Patches of a grid of `patches` that each stage leaves."""
-        return remaining_patches(patches, self.keep)
-
-    def forward(
-        self,
-        number: int,
-        values: torch.Tensor,
-        state: State,
-        block: Block,
-        positions: torch.Tensor | None = None,
-    ) -> Step:
-        """Stage `number` and the block after it, whose input is `values` (B, L, C): `Score.run` of its score."""
-        keep = self.counts(math.prod(state.grid))[number]
-        return self.scores[number].run(block, values, state, keep, self.merge, positions)
 
 
 def check_stages(blocks: Sequence[int], depth: int, name: str, what: str) -> None:

@@ -85,10 +85,10 @@ def append_token(
 def rotary(rope: torch.Tensor, state: State) -> torch.Tensor:
     """timm's rotary embedding of all patches, sines and cosines (N, D), (heads, N, D) or (B, heads, N, D), for those of
     `state` → (B, heads or 1, n + E, D); the extra tokens are not rotated."""
-    rope = gather_rows(rope, state.positions, dim=2)
-    still = torch.ones_like(rope[:, :, :1]).expand(-1, -1, state.extra, -1)
-    still = torch.cat([0 * still[..., : rope.shape[3] // 2], still[..., rope.shape[3] // 2 :]], -1)
-    return torch.cat([rope, still], dim=2)
+    assert state.positions is not None
+    sines, cosines = rope[..., :1, :].chunk(2, dim=-1)
+    still = torch.cat([torch.zeros_like(sines), torch.ones_like(cosines)], dim=-1)
+    return gather_rows(rope, state.positions, -2, still, state.extra)
 
 
 def rotary_pair(pair: tuple[torch.Tensor, torch.Tensor], state: State) -> tuple[torch.Tensor, ...]:
@@ -101,26 +101,26 @@ def attention_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
     1, L'). Extra tokens are seen: true, or 0 where the mask is added."""
     positions, length = state.positions, mask.shape[-1]
     assert positions is not None
-    # Row `length`, of the extra tokens, is appended below.
     prefix = torch.arange(length - prod(state.grid), device=positions.device)
-    rows = prefix.expand(positions.shape[0], -1), positions + len(prefix)
-    index = F.pad(torch.cat(rows, dim=1), (0, state.extra), value=length)
+    index = torch.cat([prefix.expand(len(positions), -1), positions + len(prefix)], dim=1)
     for dim in (-2, -1):
         if mask.shape[dim] == length:
             visible = torch.full_like(mask.narrow(dim, 0, 1), mask.dtype == torch.bool)
-            mask = gather_rows(torch.cat([mask, visible], dim=dim), index, dim)
+            mask = gather_rows(mask, index, dim, visible, state.extra)
     return mask
 
 
-def gather_rows(values: torch.Tensor, index: torch.Tensor | None, dim: int) -> torch.Tensor:
-    """values (B or 1, heads or 1, …, …) of up to four dimensions, at index (B, K) along `dim`, one of the last two."""
-    assert index is not None
-    values = values.reshape(*[1] * (4 - values.ndim), *values.shape).expand(
-        index.shape[0], -1, -1, -1
-    )
+def gather_rows(
+    values: torch.Tensor, index: torch.Tensor, dim: int, row: torch.Tensor, extra: int
+) -> torch.Tensor:
+    """values (B or 1, heads or 1, …, …) of up to four dimensions, at index (B, K) along `dim`, -2 or -1, and `extra` times
+    `row`, of length 1 along it."""
+    index = F.pad(index, (0, extra), value=values.shape[dim])
+    values = torch.cat([values, row], dim=dim)
+    values = values.reshape(*[1] * (4 - values.ndim), *values.shape).expand(len(index), -1, -1, -1)
     shape = list(values.shape)
     shape[dim] = index.shape[1]
-    index = index[:, None, :, None] if dim in (2, -2) else index[:, None, None, :]
+    index = index[:, None, :, None] if dim == -2 else index[:, None, None, :]
     return values.gather(dim, index.expand(shape))
 
 

@@ -1,15 +1,16 @@
 """How a model prunes tokens: its blocks, its patch convolutions and the model itself become wrappers of their classes.
 
-A module keeps its name, parameters and state, and gets a subclass of its class (`wrap`), whose forward asks the `Slim` of the
-model; `unwrap` gives the class back. The patch convolution begins a `Batch`, the one object that belongs to a tower and to this
-forward. The batch goes from block to block: the i-th call of a block continues the i-th call of the block before. A stage runs
-in the block after it, and later blocks get those rows of their arguments that belong to the remaining patches; the last block
-takes the extra tokens away.
+A module keeps its name, parameters and state, and gets a subclass of its class (`wrap`), whose forward asks the model's
+`Slimming`; `unwrap` gives the class back. The patch convolution begins a `Batch`, the one object that belongs to a tower and to
+this forward. The batch goes from block to block: the i-th call of a block continues the i-th call of the block before. A stage
+runs in the block after it, and later blocks get those rows of their arguments that belong to the remaining patches; the last
+block takes the extra tokens away.
 
 Gradient checkpointing computes functions again whose input is the input of some block. That input is made `Tokens`, which know
 their batch, so that what was kept is an input of what is computed again, whichever forward it belongs to.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
@@ -20,9 +21,9 @@ from torch import nn
 
 from vit_slim.errors import UserError
 from vit_slim.scores import saliency
-from vit_slim.stage import Block, Score, Slimming
+from vit_slim.stage import Block, Score, Step, remaining_patches
 from vit_slim.state import UNNAMED, ByName, Grid, State, split_rows
-from vit_slim.towers import Tower, module_at, plan_counts
+from vit_slim.towers import Tower, plan_counts
 
 
 class Batch:
@@ -97,33 +98,36 @@ def unwrap(module: nn.Module) -> None:
         module.__class__ = type(module).__bases__[1]
         del vars(module)["pruned"]
     for attributes in (vars(module), module._modules):
-        if isinstance(attributes.get("slimming"), Slim):
+        if isinstance(attributes.get("slimming"), Slimming):
             del attributes["slimming"]
-    for name in METHODS.keys() & vars(module).keys():
-        delattr(module, name)
+    vars(module).pop("forward_intermediates", None)
 
 
-class Slim(Slimming):
-    """The stages of a model's towers, and what is known of the forward under way.
+class Slimming(nn.Module):
+    """Stages after `blocks` of a backbone, 0 for its input, that keep the shares `keep` of the remaining patches, each by a
+    score of its own. With `merge` the dropped patches are merged; with `shared` the images of a forward keep the same where the
+    score is their saliency, which is summed.
 
-    In place of `keep` the stages may leave a share `operations` of those of the dense model. With `shared` the saliency of the
-    images of a forward is summed, and all keep the same; a host that knows more of its images overrides `find_images`, `votes`
-    and `groups`.
+    DeMo calls it (demo_sdtps/modeling/demo.py); for any other model it is attached to the `towers`, and knows of the forward
+    under way. In place of `keep` it may leave a share `operations` of those of the dense towers. A host that knows more of its
+    images overrides `votes` and `describe`.
     """
 
     def __init__(
         self,
-        towers: Sequence[Tower],
         blocks: Sequence[int],
         keep: Sequence[float],
         scores: Sequence[Score],
         merge: bool = True,
         shared: bool = True,
+        towers: Sequence[Tower] = (),
         operations: float | None = None,
     ):
-        super().__init__(blocks, keep, scores, merge, shared)
-        self.towers = tuple(towers)
-        self.operations, self.planned = operations, dict[int, tuple[int, ...]]()
+        super().__init__()
+        self.blocks, self.keep, self.merge, self.shared = tuple(blocks), keep, merge, shared
+        self.scores: Any = nn.ModuleList(scores)  # which does not know the type of its modules
+        self.towers, self.operations = tuple(towers), operations
+        self.planned: dict[int, tuple[int, ...]] = {}
         if operations is not None:
             self.counts(10_000)  # refuses what images of no size allow
         self.images: list[tuple[str, torch.Tensor]] | None = None  # None: no forward is under way
@@ -159,24 +163,39 @@ class Slim(Slimming):
                 names = tuple(signature(block.forward).parameters)
                 wrap(block, partial(self.run_block, number, index, names))
             owner = model.get_submodule(tower.path)
-            for module in (owner, module_at(owner, "embeddings")):
-                for name in METHODS:
-                    if hasattr(module, name):
-                        setattr(module, name, METHODS[name])
+            if hasattr(owner, "forward_intermediates"):  # timm's
+                vars(owner)["forward_intermediates"] = refuse_intermediates
+
+    @property
+    def reads_saliency(self) -> bool:
+        return any(scorer.reads_saliency for scorer in self.scores)
 
     def counts(self, patches: int) -> tuple[int, ...]:
+        """Patches of a grid of `patches` that each stage leaves."""
         if self.operations is None:
-            return super().counts(patches)
+            return remaining_patches(patches, self.keep)
         if patches not in self.planned:
             settings = self.operations, self.towers, self.blocks, self.merge
             self.planned[patches] = plan_counts(*settings, patches)
         return self.planned[patches]
 
+    def forward(
+        self,
+        number: int,
+        values: torch.Tensor,
+        state: State,
+        block: Block,
+        positions: torch.Tensor | None = None,
+    ) -> Step:
+        """Stage `number` and the block after it, whose input is `values` (B, L, C): `Score.run` of its score."""
+        keep = self.counts(math.prod(state.grid))[number]
+        return self.scores[number].run(block, values, state, keep, self.merge, positions)
+
     def votes(self, name: str) -> bool:
         """Whether the image `name` of a forward counts in the sum of the saliency."""
         return True
 
-    def groups(self, images: torch.Tensor) -> tuple[tuple[str, ...], ByName]:
+    def describe(self, images: torch.Tensor) -> tuple[tuple[str, ...], ByName]:
         """The names of the rows of images (M·B, C, H, W) that a tower embeds, and which are missing, as in `State`."""
         return UNNAMED, {}
 
@@ -222,18 +241,11 @@ class Slim(Slimming):
         window = stem.kernel_size, stem.stride
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
-        sides = zip(images.shape[-2:], *window, strict=True)
-        expected = tuple((int(side) - kernel) // step + 1 for side, kernel, step in sides)
-        if grid != expected:
-            raise UserError(
-                f"The patch convolution makes a grid of {grid}, but its kernel {window[0]} and stride {window[1]} fit "
-                f"{expected} times: it pads, or is not the one that makes the patches; slimming needs one without padding."
-            )
-        names, missing = self.groups(images)
+        names, missing = self.describe(images)
         rows, total, known = split_rows(images, names), None, {}
         if not is_within and isinstance(images, Tokens):
             total = images.known
-        elif self.shared and self.reads_saliency:
+        elif self.shared and self.reads_saliency and len(names) == 1:
             total = self.total_saliency(images, *window, grid)
         if total is not None:
             known = dict.fromkeys(names, total)
@@ -347,17 +359,3 @@ def refuse_intermediates(*args: object, **kwargs: object) -> None:
         "features_only, forward_intermediates and get_intermediate_layers return the whole grid of several blocks, which a "
         "slimmed model does not have; call them on the dense model (vit_slim.unslim)."
     )
-
-
-def mask_none(
-    tokens: torch.Tensor, noise: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ViTMAE's tokens (B, N, C), mask and places (B, N), none masked and in the order of the grid."""
-    mask = tokens.new_zeros(tokens.shape[:2])
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(mask)
-    # Gathered as the model does, so that gradients are summed in the same order.
-    return tokens.gather(1, places[..., None].expand_as(tokens)), mask, places
-
-
-METHODS = {"forward_intermediates": refuse_intermediates, "random_masking": mask_none}
-"""Methods of timm's models, and of the embedding of transformers' ViTMAE, in place of a tower's own."""

@@ -20,15 +20,9 @@ from demo_sdtps.modeling.modalities import ByModality, is_missing, make_layout, 
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
 from vit_slim.scores import saliency
-from vit_slim.stage import (
-    Block,
-    Context,
-    Slimming,
-    StageRecord,
-    check_stages,
-    remaining_patches,
-)
+from vit_slim.stage import Block, Context, StageRecord, check_stages, remaining_patches
 from vit_slim.state import State, split_rows
+from vit_slim.wrap import Slimming
 
 
 class BackboneOutput(NamedTuple):

@@ -15,7 +15,7 @@ from demo_sdtps.runtime.errors import UserError
 from vit_slim.stage import Score, check_stages
 from vit_slim.state import PER_POSITION, State
 from vit_slim.towers import find_towers
-from vit_slim.wrap import Slim
+from vit_slim.wrap import Slimming
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -30,7 +30,7 @@ def patch_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
 PER_POSITION["use_mask"] = patch_mask
 
 
-class HostSlim(Slim):
+class HostSlimming(Slimming):
     """The stages of a host of several modalities: which images are whose, and which are missing in evaluation."""
 
     order: tuple[str, ...]  # in which the host encodes images that are not its arguments
@@ -41,9 +41,6 @@ class HostSlim(Slim):
         super().begin()
         self.encoded: list[str] = []  # modalities of the forward so far
 
-    def total_saliency(self, *about: Any) -> torch.Tensor | None:
-        return None if self.is_stacked else super().total_saliency(*about)
-
     def modality(self, name: str) -> str:
         """That of an image by its name among the arguments; a second one has its name with a number."""
         return next((modality for modality in self.order if name.startswith(modality)), "")
@@ -52,7 +49,7 @@ class HostSlim(Slim):
         modality = self.modality(name)
         return bool(modality) and (self.training or modality not in self.missing)
 
-    def groups(self, images: torch.Tensor) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
+    def describe(self, images: torch.Tensor) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
         known = self.images or []
         names = tuple(name for name in self.order if self.votes(name))
         if not self.is_stacked:
@@ -85,8 +82,8 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
             f"MODEL.SLIM_SCORE is {name!r}, which learns by a loss, but the training of {host.name} adds none; "
             "choose another score, or train with this project's train_net.py."
         )
-    settings = keys.SLIM_MERGE, keys.SLIM_SHARED and host.shared
-    slimming = HostSlim(towers, keys.SLIM_BLOCKS, keys.SLIM_KEEP, scores, *settings)
+    settings = keys.SLIM_MERGE, keys.SLIM_SHARED and host.shared, towers
+    slimming = HostSlimming(keys.SLIM_BLOCKS, keys.SLIM_KEEP, scores, *settings)
     slimming.order, slimming.is_stacked = host.order, host.is_stacked
     slimming.missing = {one for one in MODALITIES if one[0].lower() in missing_letters(cfg)}
     slimming.attach(model, home=model)

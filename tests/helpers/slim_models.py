@@ -123,12 +123,6 @@ def encode_tokens(model, images):
     return torch.cat([output.last_hidden_state, output.pooler_output[:, None]], dim=1)
 
 
-def unshuffled(model, images):
-    """Of ViTMAE, which sorts the patches by `noise`."""
-    noise = torch.arange(16.0).expand(images.shape[0], -1)
-    return model(images, noise=noise).last_hidden_state
-
-
 SQUARE = (4, 4)
 
 
@@ -162,7 +156,6 @@ CASES = {
     "DINOv2, registers": of_transformers("Dinov2WithRegistersModel", "encoder.layer", 5),
     "DeiT": of_transformers("DeiTModel", "layers", 2),
     "SigLIP": of_transformers("SiglipVisionModel", "encoder.layers", 0),
-    "ViTMAE": of_transformers("ViTMAEModel", "layers", call=unshuffled, mask_ratio=0.0),
     "DINOv3": of_transformers("DINOv3ViTModel", "model.layer", 5, num_register_tokens=4),
 }
 

@@ -65,14 +65,3 @@ def test_saliency_of_any_grid(grid):
     actual = saliency({"TI": image}, side, side, grid)["TI"]
     expected = patch_scores.saliency(image[0].double(), grid, side, side)
     assert_close(actual[0], expected, 4, 3, sum(grid), scale=1.0)
-
-
-def test_an_object_is_salient_also_where_it_touches_the_border():
-    """And nothing of an even picture is."""
-    image = torch.full((2, 3, 45, 45), 0.5)
-    image[1, :, 10:, 20:30] = 0.9
-    tokens, window = {"TI": torch.zeros(2, 81, 8)}, ((5, 5), (5, 5))
-    context = salient_context(tokens, (9, 9), window, {"TI": image})
-    (score,) = Saliency(8, (9, 9))(context).values()
-    is_object = image[1, 0, 2::5, 2::5].flatten() > 0.6
-    assert score[0].abs().max() == 0 and score[1][is_object].min() > score[1][~is_object].max()

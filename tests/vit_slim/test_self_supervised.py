@@ -1,13 +1,10 @@
 """The score that learns from pseudo-masks, against saliency by shortest ways and Otsu's threshold by trial, patch by patch."""
 
 import pytest
-import timm
 import torch
 from numeric import assert_close, generator, shift_seed
 from tiny import tiny_cfg
-from torch import nn
 
-import demo_sdtps
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.scores import make_score
 from tests.reference import patch_scores as reference_scores
@@ -69,32 +66,3 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
     theirs = torch.autograd.grad(expected, list(exact.values()))
     assert_close(torch.stack(ours), torch.stack(theirs), 3, 3)
     assert score.eval().loss(scores, context) is None and not score.reads_saliency
-
-
-class Normalising(nn.Module):
-    """A host that keeps no image for the backward pass: it normalises them, and its embedding is frozen."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(shift_seed())
-        self.vit = timm.create_model("test_vit", img_size=32, num_classes=0)
-        self.vit.patch_embed.requires_grad_(False)
-
-    def forward(self, images):
-        return self.vit((images - 0.5) / 0.2)
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_blocks_that_are_computed_again_have_the_same_loss(half):
-    images, gradients = torch.rand(2, 3, 32, 32, generator=generator(5)), []
-    for again in (False, True):
-        model = demo_sdtps.slim(Normalising(), (0, 1), (0.6, 0.5), "self_supervised").train()
-        model.vit.set_grad_checkpointing(again)
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            model(images)
-            demo_sdtps.slim_loss(model).backward()
-        gradients.append(
-            [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        )
-    assert len(gradients[0]) == len(gradients[1]) > len(list(model.slimming.parameters()))
-    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))

@@ -16,7 +16,6 @@ from slim_models import CASES, DEPTH, HEADS, PATH, WIDTH, slim_both
 from tiny import sums_of_a_block
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 import demo_sdtps
 from demo_sdtps.config import UserError
@@ -115,18 +114,6 @@ def test_recomputation_of_one_tensor_that_is_encoded_twice(kind):
     agree(Twice.__call__, plain, recomputing(kind), make_case(Tower).draw(4))
 
 
-@pytest.mark.parametrize("way", WAYS[:2])
-def test_recomputation_of_a_function_that_encodes_several_images(way):
-    """In one region, whose blocks go from one image to the next."""
-    plain, _ = pair(partial(Host, way))
-    call = lambda model, images: checkpoint(call_host, model, images, use_reentrant=False)  # noqa: E731
-    (outputs, actual), (expected, gradients) = (
-        step(each, plain, host_case().draw(6)) for each in (call, call_host)
-    )
-    assert torch.equal(outputs[0], expected[0])
-    assert_gradients_equal(actual, gradients, BACK)
-
-
 @pytest.mark.parametrize("name", ["timm, rotary by block", "ViT", "open_clip"])
 def test_recomputation_by_the_libraries(name):
     case = CASES[name]
@@ -204,28 +191,6 @@ def test_a_forward_without_a_loss_is_told():
         assert demo_sdtps.slim_loss(model).isfinite()
     with pytest.raises(UserError, match="use_reentrant=False"):
         demo_sdtps.slim_loss(model)
-
-
-@pytest.mark.parametrize("kind", ["", *RECOMPUTED])
-def test_training_steps_learn_the_pseudo_masks(kind):
-    """The loss falls, with checkpointing as without."""
-    losses = []
-    for way in {"", kind}:
-        torch.manual_seed(shift_seed(3))
-        model = make_case(partial(Host, recompute=way)).model()
-        demo_sdtps.slim(model, *STAGES, "self_supervised", blocks_at="tower.blocks").train()
-        images, values = host_case().draw(6), []
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        for _ in range(4):
-            output = call_host(model, images)
-            loss = demo_sdtps.slim_loss(model) + 1e-3 * output.square().mean()
-            values.append(float(loss.detach()))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        losses.append(values)
-    assert values[-1] < values[0]
-    assert_close(losses[-1], losses[0], *8 * PATH)
 
 
 # Precision, compiler, processes

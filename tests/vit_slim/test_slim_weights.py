@@ -7,8 +7,8 @@ import pytest
 import torch
 from commands import BASELINE, ONE_LINE, cli_args_for, read_cases
 
-from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.commands import test as test_net
+from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
@@ -84,16 +84,6 @@ def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate):
     assert f"The weights {weights} do not fit" in stderr and "slimming.scores.0." in stderr
 
 
-def test_a_score_trained_with_other_stages(checkpoint, evaluate):
-    """As many stages at other blocks with other shares run; another number is refused."""
-    weights = checkpoint(*STAGES, *score("self_supervised"))
-    others = ("MODEL.SLIM_BLOCKS", "[2,4]", "MODEL.SLIM_KEEP", "[0.7,0.6]")
-    code, record, _ = evaluate(weights, *others, *score("self_supervised"))
-    assert code == 0 and set(record) == {"1", "2", "3"}
-    code, _, stderr = evaluate(weights, *ONE_STAGE, *score("self_supervised"))
-    assert code == 2 and f"The weights {weights} do not fit" in stderr
-
-
 def test_a_model_of_other_settings_than_in_its_training_is_warned_of(checkpoint, evaluate, caplog):
     """Its weights fit both, so nothing else tells."""
     slimmed = (*STAGES, *score("saliency"))
@@ -124,14 +114,13 @@ def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(
     assert with_score[:2] == evaluate(path, *opts)[:2]
 
 
-def test_a_checkpoint_with_a_score_is_converted_and_back(checkpoint, command, tmp_path):
-    weights = checkpoint(*STAGES, *score("self_supervised"))
-    for source, target, kind in (
-        (weights, "demo.pth", "demo"),
-        (tmp_path / "demo.pth", "back.pth", "ours"),
-    ):
-        assert command(convert_checkpoint.main, source, tmp_path / target, "--to", kind)[0] == 0
-    before, after = (read_checkpoint(path).model for path in (weights, tmp_path / "back.pth"))
-    assert before.keys() == after.keys() and all(
-        torch.equal(before[name], after[name]) for name in before
-    )
+@pytest.mark.parametrize(
+    ("blocks", "keep", "message"),
+    [
+        ("[6]", "[0.5]", "test_vit has 6 blocks"),
+        ("[2,4]", "[0.1,0.1]", "0.1 of 4 patches is less than one"),
+    ],
+)
+def test_stages_that_the_backbone_does_not_allow(refusal, tiny_root, blocks, keep, message):
+    opts = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep, "OUTPUT_DIR", "run")
+    assert message in refusal(train_net.main, *cli_args_for(tiny_root, *opts))

@@ -9,7 +9,6 @@ from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, backbone_cfg, distur
 from numeric import assert_close, shift_seed
 from sdtps_cases import assert_gradients_equal
 from slim_models import attention, learned, nudge, probe_gradients
-from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, random_images, tiny_cfg
 
 from demo_sdtps.config import MODALITIES, UserError
@@ -294,12 +293,16 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
             assert_close(block_weights(backbone, values, state), attentions[0], *SCORE)
 
 
-def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
-    monkeypatch.setattr(
-        timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock)
-    )
-    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", EVIT)
-    stem = run_stem(backbone, draw(cfg), 1)
-    with pytest.raises(UserError, match=r"a baseline, which reads .* \(ParallelScalingBlock\)"):
-        slim_backbone(slimming, backbone, stem)
-    assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)
+@pytest.mark.parametrize(
+    ("count", "shares", "left"),
+    [
+        (10, [0.5, 0.5], (5, 3)),
+        (128, [0.7, 0.7, 0.7], (90, 63, 45)),
+        (7, [1.0, 0.3], (7, 3)),
+        (100, [0.07], (7,)),
+        (3, [], ()),
+    ],
+)
+def test_counts_are_rounded_up(count, shares, left):
+    """A share that is whole but for the rounding of its product stays: 100 · 0.07 is 7."""
+    assert remaining_patches(count, shares) == left

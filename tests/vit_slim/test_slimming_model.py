@@ -1,16 +1,9 @@
 """Slimming in the whole model: missing modalities, chunks, the modules after it, precision, position maps."""
 
-from itertools import count
-
 import pytest
 import torch
-from choices import margins
-from compilers import COMPILES, IN_THE_COMPILER
 from numeric import assert_close, assert_order, tolerance
 from tiny import (
-    CAMERAS,
-    CLASSES,
-    ENCODER,
     PATCHES,
     SHALLOW,
     WIDTH,
@@ -21,10 +14,8 @@ from tiny import (
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
+from demo_sdtps.config import MISSING_CASES, MODALITIES
 from demo_sdtps.evaluation.extraction import encode_cases
-from demo_sdtps.evaluation.operations import count_macs
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
@@ -196,12 +187,6 @@ def test_the_modules_after_it_see_the_remaining_patches(opts):
         assert model.select_patches(context)["TI"].tokens.shape[1] == expected
 
 
-def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
-    stage = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.125]")
-    with pytest.raises(UserError, match="SDTPS_AGGR_RATIO do not fit: 4 patches"):
-        slim_model("saliency", "MODEL.USE_SDTPS", "True", *stage)
-
-
 @every(*SCORES, EVIT, TOME, quickest=())
 def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
@@ -234,48 +219,6 @@ def test_bfloat16_is_near_float32(score):
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
     assert ("auxiliary" in parts) == (score == "self_supervised")
-
-
-def test_frozen_backbones_leave_the_heads_to_learn():
-    model = slim_model("self_supervised", "MODEL.FROZEN", "True").train()
-    images, _ = random_images(11)
-    cameras = torch.zeros(4, dtype=torch.long)
-    model(images, cameras).auxiliary.backward()
-    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert reached >= {name for name, _ in model.named_parameters() if name.startswith("slimming.")}
-    assert not any(name.startswith("backbone.vit.") for name in reached)
-
-
-def test_slimming_saves_operations_and_adds_nothing_without_blocks():
-    cfgs = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", EVIT)
-    dense, slim = (make_model(cfg, CLASSES, CAMERAS) for cfg in cfgs)
-    macs = [count_macs(cfg, model)[""] for cfg, model in zip(cfgs, (dense, slim), strict=True)]
-    assert 0.4 * macs[0] < macs[1] < 0.75 * macs[0]
-    assert dense.slimming is None and list(dense.state_dict()) == list(slim.state_dict())
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-@IN_THE_COMPILER
-@COMPILES
-def test_compiled_slimming_is_eager_slimming():
-    eager, compiled = (warm_up(slim_model("self_supervised")) for _ in range(2))
-    compiled.backbone.compile_blocks()
-    for seed in count(12):  # until patches are chosen clearly
-        images, cameras = random_images(seed)
-        with inference(eager, None), margins() as actual:
-            features = [eager(images, cameras)]
-        if min(actual) > tolerance(*2 * ENCODER):
-            break
-    with inference(compiled, None):
-        features.append(compiled(images, cameras))
-    assert_close(*features, *ENCODER, *ENCODER)
-    gradients = []
-    for model in (eager, compiled):
-        outputs = model.train()(images, cameras)
-        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
-        gradients.append(torch.autograd.grad(loss, model.backbone.vit.blocks[0].attn.qkv.weight)[0])
-    assert_close(*gradients, *4 * ENCODER)
 
 
 @pytest.mark.slow

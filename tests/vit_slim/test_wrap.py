@@ -19,11 +19,9 @@ from slim_models import (
     by_saliency,
     compare,
     learned,
-    record,
     saliency,
     slim_both,
     timm_model,
-    transformers_model,
 )
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -93,27 +91,6 @@ def test_batches_of_several_sizes(sizes, together):
             assert_order(ranked, -values, tolerance(192, 16, 16, 16))
 
 
-class Pairs(nn.Module):
-    """Two cameras, each with an image of the same name."""
-
-    def __init__(self):
-        super().__init__()
-        self.tower = Tower()
-
-    def forward(self, cameras):
-        return torch.stack([self.tower(images["image"]) for images in cameras.values()])
-
-
-def test_images_of_equal_names_are_all_of_the_forward():
-    model = demo_sdtps.slim(Pairs().double().eval(), *STAGES, blocks_at="tower.blocks")
-    first, second = make_case(Tower).draw(4).chunk(2)
-    kept = record(model)
-    actual = model({"left": {"image": first}, "right": {"image": second}})
-    left, right = (step.kept["image"] for step in kept[0])
-    assert torch.equal(left, right)
-    assert not torch.equal(model({"left": {"image": first}})[0], actual[0])
-
-
 # What the blocks take and return
 
 
@@ -155,17 +132,6 @@ def test_methods_of_a_model(name):
     compare(case, "saliency", *STAGES, by_saliency(case))
 
 
-def test_slimming_is_in_place_of_the_masking_of_vit_mae():
-    case = CASES["ViTMAE"]
-    masks = transformers_model("ViTMAEModel", mask_ratio=0.75).double().eval()
-    dense, model, _ = slim_both(case, *STAGES)
-    masks.load_state_dict(dense.state_dict())
-    output = demo_sdtps.slim(masks, *STAGES)(case.draw())
-    assert torch.equal(output.last_hidden_state, case.call(model, case.draw()))
-    assert not output.mask.any() and output.ids_restore.tolist() == 2 * [[*range(16)]]
-    assert demo_sdtps.unslim(masks)(case.draw()).last_hidden_state.shape[1] == 1 + 4
-
-
 def test_hooks_of_others_get_the_tokens_without_extra_ones():
     case, lengths = CASES["timm"], []
     model = case.model()
@@ -201,39 +167,6 @@ def test_after_an_error_the_next_forward_begins_anew(error):
         assert torch.equal(model.tower(images[:2]), alone)
         model.tower.embed(images)  # gives up after its stem
         assert torch.equal(case.call(model, images), expected)
-
-
-class Persistent(nn.Module):
-    """Calls a tower again, or a second one instead, where it fails at the block `fails_at`."""
-
-    def __init__(self, restarts):
-        super().__init__()
-        self.towers = nn.ModuleList(timm_model("test_vit") for _ in range(2))
-        self.restarts, self.fails_at = restarts, None
-        for number, block in enumerate(self.towers[0].blocks):
-            block.register_forward_pre_hook(lambda *_, number=number: self.fail(number))
-
-    def fail(self, block):
-        if block == self.fails_at:
-            self.fails_at = None
-            raise RuntimeError("busy")
-
-    def forward(self, images):
-        try:
-            return self.towers[0](images)
-        except RuntimeError:
-            return self.towers[0 if self.restarts else 1](images)
-
-
-def test_a_forward_that_goes_on_after_an_error_of_a_tower_is_refused():
-    for restarts in (True, False):
-        model = demo_sdtps.slim(Persistent(restarts).eval(), (1,), (0.5,))
-        images = torch.randn(2, 3, 64, 32)
-        expected = model(images)
-        model.fails_at = 2
-        with pytest.raises(UserError):
-            model(images)
-        assert torch.equal(model(images), expected)
 
 
 # Copies, containers, other ways to call a model

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.backbones.clip import QUICK_GELU, QuickGELUMlp
-from vit_slim.scores import is_cast
+from vit_slim.scores import SCORES
 from vit_slim.stage import Score
 
 
@@ -65,7 +65,10 @@ def half_weights(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _replaced(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    scores = (each for each in model.modules() if isinstance(each, Score) and not is_cast(each))
+    # The linear layers of SCORES run under autocast alone; a score of the user's may leave it.
+    known = tuple(SCORES.values())
+    scores = (each for each in model.modules() if isinstance(each, Score))
+    scores = (each for each in scores if type(each) not in known)
     left_out = {module for score in scores for module in score.modules()}
     modules = [module for module in model.modules() if module not in left_out]
     mlps = [module for module in modules if isinstance(module, QuickGELUMlp)]
