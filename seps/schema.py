@@ -1,6 +1,8 @@
 """Configuration keys of SEPS (docs/seps.md). A key that re-identification has too keeps its name and, where it means the same,
 its row."""
 
+from typing import Any
+
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import RANDOM_WEIGHTS
@@ -17,7 +19,7 @@ SHARED_KEYS = (
     *("SOLVER.SEED", "SOLVER.AMP", "SOLVER.EVAL_PERIOD", "SOLVER.LOG_PERIOD"),
     *("SOLVER.CHECKPOINT_PERIOD", "TEST.WEIGHT"),
 )
-CHANGED_KEYS = {
+CHANGED_KEYS: dict[str, dict[str, Any]] = {
     "MODEL.DROP_PATH": {"default": 0.0},
     "MODEL.PRETRAIN_PATH_T": {
         "description": "weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a "
