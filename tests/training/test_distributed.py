@@ -224,7 +224,7 @@ def test_an_error_of_one_process_ends_all(own_root, tmp_path):
     sorted((own_root / "RGBNT201" / "train_171" / "NI").iterdir())[0].write_bytes(b"")
     more = ("DATASETS.CACHE", "no", "SOLVER.EVAL_UNTRAINED", "False")
     done = run(*TORCHRUN, "train_net.py", *words(own_root, tmp_path / "run", *more))
-    assert done.returncode == 1 and done.stderr.count("cannot be read (it is empty)") == 1
+    assert done.returncode == 1 and done.stderr.count("cannot be read (") == 1
     assert re.search(r"^error: rank \d: The image", done.stderr, re.M)
     assert 'train_net.py", line' not in done.stderr  # no stack trace of either process
 
