@@ -10,10 +10,11 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from demo_sdtps.runtime.errors import UserError, is_out_of_memory
+from demo_sdtps.runtime.errors import UserError, is_out_of_memory, nearest_name
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.runtime.threads import prepare_threads
 
@@ -99,6 +100,15 @@ def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> ar
     words = sys.argv[1:] if words is None else words
     words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
     parser._negative_number_matcher = NEGATIVE  # argparse takes -1e-4 for a flag
+    flags = parser._option_string_actions
+    for word in takewhile(lambda word: word != "--", words):
+        name = word.partition("=")[0]
+        is_flag = name.startswith("-") and " " not in name and not NEGATIVE.match(name)
+        if is_flag and not any(flag.startswith(name) for flag in flags):
+            # Before argparse, which would first name what is missing.
+            raise UserError(
+                f"There is no flag {name}{nearest_name(name, flags)}; --help lists all."
+            )
     arguments = parser.parse_intermixed_args(words)
     # before any work: a file that cannot be written, or exists without --overwrite
     for name, suffixes in getattr(arguments, "outputs", {}).items():

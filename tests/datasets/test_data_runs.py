@@ -71,13 +71,9 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, success, exporte
             *(features[split].tolist() for split in SPLITS), *sides[0], *sides[1]
         )
 
-    cmc, mean, minp, rates = slow_score("scene" if name == "MSVR310" else "camera")
+    cmc, mean, minp = slow_score("scene" if name == "MSVR310" else "camera")
     (expected_row,) = near(
-        {
-            "3": dict(
-                zip(COLUMNS, (mean, cmc[0], cmc[4], cmc[9], minp, *rates.values()), strict=True)
-            )
-        },
+        {"3": dict(zip(COLUMNS, (mean, cmc[0], cmc[4], cmc[9], minp), strict=True))},
         *sides,
     ).values()
     assert scores["3"] == expected_row

@@ -89,7 +89,8 @@ def test_what_is_not_finite_ends_the_run_and_is_not_saved(
 
     def scaled_loss(self, batch):
         mean, *others = original(self, batch)
-        return Loss(change(mean, self.network) if last.exists() else mean, *others)
+        model = getattr(self, "network", None) or self.model
+        return Loss(change(mean, model) if last.exists() else mean, *others)
 
     words = words(request.getfixturevalue(root), "OUTPUT_DIR", tmp_path / "run", *more)
     with mock.patch.object(*method, scaled_loss):
@@ -154,7 +155,7 @@ def test_the_best_checkpoint_is_that_of_the_return_pattern(
         means = {1: epoch in (2, 4), 2: epoch in (3, 4), 3: epoch in (1, 4)}
         return {
             "nothing": {
-                key: Ranking(torch.ones(50), 0.9 if is_best else 0.5, 0.5, {})
+                key: Ranking(torch.ones(50), 0.9 if is_best else 0.5, 0.5)
                 for key, is_best in means.items()
             }
         }
