@@ -137,7 +137,9 @@ def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
     present: as published, all columns are compared."""
     if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
-        cases = missing_cases([*compress(MODALITIES, data.present.any(axis=0))])
+        cases = missing_cases(
+            [*compress(MODALITIES, np.asarray(data.present.any(axis=0)).tolist())]
+        )
     else:
         cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     features = extract_cases(cfg, model, data, cases)
