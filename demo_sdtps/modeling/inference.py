@@ -1,5 +1,6 @@
 """Inference: evaluation mode in a precision, checked outputs; compilation."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -9,20 +10,34 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.demo import DeMo
 from demo_sdtps.runtime.distributed import world_size
+from vit_slim.scores import SCORES
+from vit_slim.wrap import Slimming
 
 
 @contextmanager
 def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
-    """Context manager: `model` is in evaluation mode without gradients, with a backbone whose weights are in `precision`, if
-    given."""
-    backbone = model.backbone
+    """Context manager: `model` is in evaluation mode without gradients, with weights of backbone and scores in `precision`,
+    if given."""
+    backbone, slimming = model.backbone, model.slimming
     with evaluating(model):
         try:
             if precision:
                 model.backbone = backbone.cast_for_inference(precision)
+                model.slimming = slimming and cast_scores(slimming, precision)
             yield
         finally:
-            model.backbone = backbone
+            model.backbone, model.slimming = backbone, slimming
+
+
+def cast_scores(slimming: Slimming, precision: torch.dtype) -> Slimming:
+    """A copy whose scores hold the weights that autocast would cast at every forward; a score of the user's, which may compute
+    outside autocast, keeps its own."""
+    copied = copy.deepcopy(slimming)
+    for score in copied.scores:
+        for module in score.modules() if type(score) in SCORES.values() else ():
+            if isinstance(module, nn.Linear):
+                module.to(precision)
+    return copied
 
 
 @contextmanager

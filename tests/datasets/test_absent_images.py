@@ -73,9 +73,11 @@ def test_unreadable_images_are_left_out_by_train_test_report_and_calibrate(tmp_p
     def listed(stdout, paths):
         """Whether these, and no other images, are listed at the end of the output."""
         head, *lines = stdout.splitlines()[-len(paths) - 1 :]
-        sentences = sorted(f"{path} cannot be read" for path in paths)
-        names = [line.partition(" (")[0] for line in lines]
-        return re.match(rf"Left out, {len(paths)} images?:", head) and names == sentences
+        names = sorted(line.partition(" ")[0] for line in lines)
+
+        return re.match(rf"Left out, {len(paths)} images?:", head) and names == sorted(
+            map(str, paths)
+        )
 
     skip, weight = "--skip_unreadable", ("--weight", run / "last.pth")
     code, stdout, stderr = command(train_net.main, *words, "--overwrite", skip)
