@@ -162,7 +162,7 @@ COMPLETIONS = {
     "train RGB --ep": "--epochs",
     "train RGB SOLVER.MAX_EP": "SOLVER.MAX_EPOCHS",
     "draw tokens MSVR310/Ba": "MSVR310/Baseline",
-    "seps train RESUME a": "auto",
+    "train RGB RESUME a": "auto",
     "check RGB --data table": "table.csv",
 }
 ASK = """
