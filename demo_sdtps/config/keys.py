@@ -22,10 +22,10 @@ from demo_sdtps.config.common import (
     MODALITIES,
     RETURN_PATTERNS,
 )
+from demo_sdtps.config.ranges import EXAMPLE, parse_ranges
 from demo_sdtps.config.schema import (
     AMP,
     BELOW_ONE,
-    EXAMPLE,
     LONGEST_SIDE,
     NOT_NEGATIVE,
     NUMBERS,
@@ -40,7 +40,6 @@ from demo_sdtps.config.schema import (
     Values,
     between,
     list_of,
-    parse_ranges,
 )
 from demo_sdtps.runtime.errors import UserError
 

@@ -8,7 +8,7 @@ import torch
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import count_text, print_lines
-from demo_sdtps.config.schema import PERCENTILES, Range
+from demo_sdtps.config.ranges import PERCENTILES, Range
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.pixels import ADVICE, read_pixels
 from demo_sdtps.runtime.distributed import all_gather_object, is_main, shard_for_rank

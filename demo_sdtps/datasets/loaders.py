@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.schema import read_ranges
+from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets import OWN_READERS, samplers, transforms
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel

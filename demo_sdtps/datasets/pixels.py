@@ -9,7 +9,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.schema import EXAMPLE, PERCENTILES, Range
+from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
 from demo_sdtps.datasets.base import FORMATS
 
 ADVICE = "; replace it or remove its triplet."

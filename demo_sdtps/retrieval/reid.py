@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.common import FALSE_ACCEPT, TOP
-from demo_sdtps.config.schema import Range, read_ranges
+from demo_sdtps.config.ranges import Range, read_ranges
 from demo_sdtps.datasets import trained_cameras
 from demo_sdtps.datasets.pixels import read_pixels
 from demo_sdtps.modeling.exported import ExportedModel, is_exported

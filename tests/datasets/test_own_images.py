@@ -13,7 +13,7 @@ from triplets import catch_message
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.config.schema import PERCENTILES, Range, read_ranges
+from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
 from demo_sdtps.datasets import SPLITS, data_name, read_splits
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from triplets import catch_message
 
-from demo_sdtps.config.schema import PERCENTILES, Range
+from demo_sdtps.config.ranges import PERCENTILES, Range
 from demo_sdtps.datasets.images import decode, unreadable
 from demo_sdtps.datasets.pixels import image_size, to_8_bits
 
