@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
@@ -162,15 +161,6 @@ def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
     whole = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
     dist.all_gather(list(whole.chunk(world_size())), rows.contiguous())
     return whole[:count]
-
-
-def all_gather_parts(rows: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-    """The rows (`counts[rank]`, D) of each process, by rank; without gradients."""
-    if world_size() == 1:
-        return [rows]
-    most = max(counts)
-    whole = all_gather_rows(F.pad(rows, (0, 0, 0, most - len(rows))), most * world_size())
-    return [shard[:count] for shard, count in zip(whole.split(most), counts, strict=True)]
 
 
 def shard_for_rank(items: Sequence[Item]) -> list[Item]:
