@@ -18,7 +18,7 @@ from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.datasets.transforms import Transform, test_transform
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.exported import ExportedModel
-from demo_sdtps.modeling.inference import evaluating
+from demo_sdtps.modeling.precision import cast_copy, evaluating
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.onnx_export import Feed, quantise_onnx, write_onnx, write_openvino
 
@@ -95,7 +95,7 @@ def open_files(folder: Path, threads: int) -> Iterator[tuple[str, ExportedModel]
 def open_extractors(reid: Extractor, folder: Path, threads: int) -> dict[str, Extract]:
     """By runtime and precision."""
     half = deepcopy(reid.model)
-    half.backbone = half.backbone.cast_for_inference(torch.bfloat16)
+    half.backbone = cast_copy(half.backbone, torch.bfloat16)
     models = {"torch float32": reid.model, "torch bfloat16": half}
     transform = test_transform(reid.cfg)
     by_torch = {name: partial(run_torch, model, transform) for name, model in models.items()}

@@ -22,8 +22,8 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, ATMoE
-from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.modalities import ByModality
+from demo_sdtps.modeling.precision import inference
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.training.optim import make_optimizer
 from synthetic import pedestrians, triplets

@@ -30,7 +30,7 @@ from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.demo import make_slimming
-from demo_sdtps.modeling.inference import inference
+from demo_sdtps.modeling.precision import inference
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.gpu import Recording
 from demo_sdtps.training.optim import make_optimizer

@@ -12,8 +12,8 @@ from yacs.config import CfgNode
 
 from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.modeling.precision import evaluating
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.runtime.gpu import Recording, can_record
 from demo_sdtps.runtime.progress import progress

@@ -15,7 +15,7 @@ from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches
 from demo_sdtps.evaluation.extraction import prepare_evaluation
 from demo_sdtps.modeling.checkpoints.loading import fill_model, read_weights
-from demo_sdtps.modeling.inference import check_features, check_finite, evaluating
+from demo_sdtps.modeling.precision import check_features, check_finite, evaluating
 from demo_sdtps.runtime.gpu import to_device
 from demo_sdtps.runtime.progress import progress
 from seps.captions import (

@@ -28,7 +28,7 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import batches, test_loader
 from demo_sdtps.evaluation.extraction import load_model_and_data
-from demo_sdtps.modeling.inference import evaluating
+from demo_sdtps.modeling.precision import evaluating
 from demo_sdtps.retrieval.calibration import Pairs, fit, label_distances
 from demo_sdtps.retrieval.extractor import make_extractor
 from demo_sdtps.runtime.files import write_json

@@ -59,7 +59,7 @@ REFERENCE = {
         "demo_sdtps.modeling.fusion.ATMoE",
         "demo_sdtps.modeling.losses",
         "vit_slim.stage",
-        "demo_sdtps.modeling.backbones.vit",
+        "demo_sdtps.modeling.backbones",
         "demo_sdtps.datasets.base",
         "demo_sdtps.evaluation.metrics.evaluate_ranking",
         "demo_sdtps.evaluation.reranking.k_reciprocal",

@@ -19,7 +19,7 @@ RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
 # shares of the pairs of different identities that demo-sdtps calibrate lets a threshold accept; that by which hits are marked
 FALSE_ACCEPT_RATES, FALSE_ACCEPT = (0.0001, 0.001, 0.01, 0.05), 0.01
 
-# MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (modeling/backbones)
+# MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (modeling/backbones.py)
 CLIP_BACKBONE = "ViT-B-16"
 # values of MODEL.PRETRAIN_PATH_T that are no file: timm downloads the weights; they are random, '' with a warning
 HUB, RANDOM_WEIGHTS = "hub", ("", "none")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from pkgutil import resolve_name
-from typing import Any
 
 from yacs.config import CfgNode
 
@@ -282,17 +280,6 @@ def _mistakes(cfg: CfgNode) -> Iterator[str]:
             f"SOLVER.IMS_PER_BATCH is {batch}, but must be a multiple of DATALOADER.NUM_INSTANCE, which is {instances}, from "
             f"{2 * instances} on, as an identity needs another; correct it."
         )
-
-
-def import_score(name: str) -> Any:
-    """The user's class "package.module:Class"."""
-    try:
-        return resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"MODEL.SLIM_SCORE is {name!r}, which cannot be imported ({error}); give package.module:Class, with the module on "
-            "PYTHONPATH."
-        ) from None
 
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")

@@ -17,8 +17,8 @@ from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import EncodedTriplets, missing_modalities
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
-from demo_sdtps.modeling.inference import check_features, compile_model, inference
 from demo_sdtps.modeling.modalities import ByModality
+from demo_sdtps.modeling.precision import check_features, compile_model, inference
 from demo_sdtps.runtime.device import choose_device, choose_precision, set_seed
 from demo_sdtps.runtime.distributed import all_gather_rows, check_equal
 from demo_sdtps.runtime.gpu import Recording, can_record, on_cpu

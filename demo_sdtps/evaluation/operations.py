@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import with_values
 from demo_sdtps.modeling import DeMo, make_model
-from demo_sdtps.modeling.inference import evaluating, inference
+from demo_sdtps.modeling.precision import evaluating, inference
 
 OPERATORS = {
     1: "abs add amin clamp_min cos cumsum diff div gelu linalg_vector_norm log mean mul neg pow rsub sigmoid sin "

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from timm.layers import QuickGELU
@@ -13,10 +13,10 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.backbones import Backbone, make_backbone
-from demo_sdtps.modeling.backbones.half_weights import half_weights
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.losses import TrainingOutput
 from demo_sdtps.modeling.modalities import ByModality, is_missing, make_layout, modality_subsets
+from demo_sdtps.modeling.precision import half_weights
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
 from vit_slim.scores import saliency
@@ -25,14 +25,13 @@ from vit_slim.state import State, split_rows
 from vit_slim.wrap import Slimming
 
 
-class BackboneOutput(NamedTuple):
-    """The backbone's output of slimmed images."""
+@dataclass(frozen=True)
+class EncodedTriplets:
+    """What backbone and PIFE return for B triplets."""
 
-    tokens: ByModality  # (B, K, C), of the patches kept by the last stage
-    class_tokens: ByModality  # (B, C)
-    missing: ByModality  # whether an image is missing, (B, 1) bool; {} without images
-    stages: tuple[StageRecord, ...]
-    loss: torch.Tensor | None  # (1,): mean of the stages' losses; None where no score has one
+    context: Context  # tokens, class tokens and global features: what SDTPS reads
+    stages: tuple[StageRecord, ...] = ()  # what slimming kept; empty without slimming
+    loss: torch.Tensor | None = None  # (1,): mean of the losses of slimming's scores; None without
 
 
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
@@ -50,9 +49,9 @@ def slim_backbone(
     backbone: Backbone,
     stem: ByModality,
     images: Mapping[str, torch.Tensor] | None = None,
-) -> BackboneOutput:
-    """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all.
-    `images` tell which are missing, and are for the scores that read them."""
+) -> EncodedTriplets:
+    """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all, with
+    class tokens as global features. `images` tell which are missing, and are for the scores that read them."""
     images, count, outputs = images or {}, len(stem), []
     rows = [*stem.values(), *images.values()]
     with backbone.ready(rows[0].device):
@@ -62,12 +61,17 @@ def slim_backbone(
             outputs.append(_run(slimming, backbone, stem_rows, image_rows))
     # Chunks are of evaluation, which has no loss.
     join = lambda *rows: None if rows[0] is None else torch.cat(rows)  # noqa: E731
-    return outputs[0] if len(outputs) == 1 else tree_map(join, *outputs)
+    whole = outputs[0] if len(outputs) == 1 else tree_map(join, *outputs)
+    tokens, class_tokens, missing, stages, loss = whole
+    kept = stages[-1].kept
+    context = Context(tokens, class_tokens, backbone.grid_size, missing, positions=kept)
+    return EncodedTriplets(context, stages, loss)
 
 
 def _run(
     slimming: Slimming, backbone: Backbone, stem: ByModality, images: ByModality
-) -> BackboneOutput:
+) -> tuple[ByModality, ByModality, ByModality, tuple[StageRecord, ...], torch.Tensor | None]:
+    """Patch tokens, class tokens, whether images are missing, what each stage kept, and the scores' loss."""
     grid, names, patch = backbone.grid_size, tuple(stem), backbone.vit.patch_embed.proj
     windows = patch.kernel_size, patch.stride
     known = saliency(images, *windows, grid) if slimming.reads_saliency else {}
@@ -90,7 +94,7 @@ def _run(
     parts = values[:, prefix:], values[:, 0]
     patches, class_tokens = (split_rows(each, state.names) for each in parts)
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-    return BackboneOutput(patches, class_tokens, missing, tuple(records), loss)
+    return patches, class_tokens, missing, tuple(records), loss
 
 
 class PIFE(nn.Module):
@@ -127,15 +131,6 @@ class BNNeck(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.bottleneck(features))
-
-
-@dataclass(frozen=True)
-class EncodedTriplets:
-    """What backbone and PIFE return for B triplets."""
-
-    context: Context  # tokens, class tokens and global features: what SDTPS reads
-    stages: tuple[StageRecord, ...] = ()  # what slimming kept; empty without slimming
-    loss: torch.Tensor | None = None  # (1,): the loss of slimming's scores in training
 
 
 class DeMo(nn.Module):
@@ -211,7 +206,9 @@ class DeMo(nn.Module):
         present = sort_modalities(images)
         tokens = self.backbone(*self._batch(present, cam_label))
         patches, class_tokens = (split_rows(tensor, present) for tensor in tokens)
-        return EncodedTriplets(self._context(patches, class_tokens, is_missing(present)))
+        missing = is_missing(present)
+        context = Context(patches, class_tokens, self.backbone.grid_size, missing)
+        return EncodedTriplets(self._mix(context))
 
     def forward_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
@@ -223,10 +220,8 @@ class DeMo(nn.Module):
     def forward_stages(self, stem: ByModality, images: ByModality) -> EncodedTriplets:
         """Tokens of `forward_stem` → what the other blocks and PIFE make of them, with slimming."""
         assert self.slimming is not None
-        slimmed = slim_backbone(self.slimming, self.backbone, stem, sort_modalities(images))
-        context = self._context(slimmed.tokens, slimmed.class_tokens, slimmed.missing)
-        context = replace(context, positions=slimmed.stages[-1].kept)
-        return EncodedTriplets(context, slimmed.stages, slimmed.loss)
+        encoded = slim_backbone(self.slimming, self.backbone, stem, sort_modalities(images))
+        return replace(encoded, context=self._mix(encoded.context))
 
     def forward_head(self, context: Context) -> dict[str, torch.Tensor]:
         """Encoded triplets → the feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
@@ -273,11 +268,11 @@ class DeMo(nn.Module):
         rows = torch.cat(list(images.values()))
         return rows, cameras.to(rows.device, non_blocking=True).repeat(len(images))
 
-    def _context(
-        self, patches: ByModality, class_tokens: ByModality, missing: ByModality
-    ) -> Context:
-        global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
-        return Context(patches, global_feats, self.backbone.grid_size, missing)
+    def _mix(self, context: Context) -> Context:
+        """With PIFE's global features, where it is on, in place of the class tokens."""
+        if self.pife is None:
+            return context
+        return replace(context, global_feats=self.pife(context.tokens, context.global_feats))
 
 
 def sort_modalities(images: ByModality) -> ByModality:

@@ -26,8 +26,8 @@ from demo_sdtps.evaluation.extraction import encode_cases
 from demo_sdtps.evaluation.protocol import TestData, exclude_key, normalise, ranked_distances
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.modalities import ByModality
+from demo_sdtps.modeling.precision import inference
 from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress

@@ -23,7 +23,7 @@ from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints import loading
-from demo_sdtps.modeling.inference import compile_model
+from demo_sdtps.modeling.precision import compile_model
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.runtime.device import choose_device

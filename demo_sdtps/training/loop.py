@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.loaders import batches, epoch_sampler
-from demo_sdtps.modeling.inference import check_finite
+from demo_sdtps.modeling.precision import check_finite
 from demo_sdtps.runtime.device import autocast, deterministic_backward
 from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.gpu import CPUCopy, Recording

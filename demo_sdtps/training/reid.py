@@ -26,8 +26,8 @@ from demo_sdtps.evaluation.tables import equal_patterns, reid_record, reid_table
 from demo_sdtps.modeling.checkpoints.loading import CLASSES, read_checkpoint, start_from
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.demo import DeMo, make_model, missing_modalities
-from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.modeling.losses import TrainingOutput, make_center_losses, total_loss
+from demo_sdtps.modeling.precision import compile_model
 from demo_sdtps.runtime.device import set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
 from demo_sdtps.runtime.gpu import can_record

@@ -12,7 +12,7 @@ from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling.checkpoints.loading import CLASSES, load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import DeMo, make_model
-from demo_sdtps.modeling.inference import check_finite, compile_model
+from demo_sdtps.modeling.precision import check_finite, compile_model
 from demo_sdtps.runtime.distributed import all_gather
 from demo_sdtps.runtime.files import sha256
 

@@ -7,8 +7,8 @@ import torch
 from numeric import generator
 from torch import nn
 
-from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
-from demo_sdtps.modeling.backbones.half_weights import half_weights
+from demo_sdtps.modeling.backbones import QuickGELUMlp
+from demo_sdtps.modeling.precision import half_weights
 from vit_slim import Score
 
 

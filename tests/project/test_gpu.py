@@ -21,7 +21,7 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.inference import compile_model
+from demo_sdtps.modeling.precision import compile_model
 from demo_sdtps.runtime import gpu as graphs
 from demo_sdtps.runtime.device import DTYPES
 from demo_sdtps.training import loop, reid

@@ -5,7 +5,7 @@ import torch
 from tiny import random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.datasets.loaders import Batch
-from demo_sdtps.modeling.inference import inference
+from demo_sdtps.modeling.precision import inference
 from demo_sdtps.training.reid import ReIDLoss, Teacher
 from vit_slim.scores import SCORES
 

@@ -12,8 +12,10 @@ from slim_models import attention, learned, nudge, probe_gradients
 from tiny import CAMERAS, random_images, tiny_cfg
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.modeling.backbones import clip, make_backbone
+from demo_sdtps.modeling import backbones as clip
+from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.demo import make_slimming, slim_backbone
+from demo_sdtps.modeling.precision import cast_copy
 from studies.attention import CLASS_TOKEN, attention_weights
 from tests.reference import slim as reference
 from vit_slim.stage import Score, remaining_patches, run_stage, sum_of_present
@@ -132,7 +134,7 @@ def test_values_and_gradients_are_those_of_the_slow_version(
         for patches, class_tokens in (
             [
                 torch.cat(list(by_modality.values()))
-                for by_modality in (actual.tokens, actual.class_tokens)
+                for by_modality in (actual.context.tokens, actual.context.global_feats)
             ],
             slow(cfg, backbone, slimming, images, actual.stages),
         )
@@ -151,8 +153,8 @@ def test_keeping_all_is_the_dense_backbone(name):
     patches, class_tokens = backbone(
         torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long)
     )
-    assert torch.equal(torch.cat(list(actual.tokens.values())), patches)
-    assert torch.equal(torch.cat(list(actual.class_tokens.values())), class_tokens)
+    assert torch.equal(torch.cat(list(actual.context.tokens.values())), patches)
+    assert torch.equal(torch.cat(list(actual.context.global_feats.values())), class_tokens)
     assert all(
         stage.mask(modality, backbone.num_patches).all()
         for stage in actual.stages
@@ -222,10 +224,10 @@ def test_tokens_keep_their_type(dtype):
 def test_tokens_leave_a_backbone_of_half_precision_as_images_come():
     """Also through CLIP's projection, whose product is in half precision."""
     cfg, backbone, slimming = build("CLIP", "[1]", "[0.5]")
-    half = backbone.float().eval().cast_for_inference(torch.bfloat16)
+    half = cast_copy(backbone.float().eval(), torch.bfloat16)
     images = {name: image.float() for name, image in draw(cfg).items()}
     output = slim_backbone(slimming.float().eval(), half, run_stem(half, images, 1))
-    tokens = [*output.tokens.values(), *output.class_tokens.values()]
+    tokens = [*output.context.tokens.values(), *output.context.global_feats.values()]
     assert {each.dtype for each in tokens} == {torch.float32}
 
 

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from demo_sdtps.config import MISSING_CASES, MODALITIES
 from demo_sdtps.evaluation.extraction import encode_cases
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.modeling.precision import inference
 from tests.reference.patch_scores import saliency
 from vit_slim.scores import SCORES
 

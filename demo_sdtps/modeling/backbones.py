@@ -1,7 +1,7 @@
-"""Backbones: timm's VisionTransformer and Eva with a class token (ImageNet's ViT, DeiT, DINOv2, EVA-02, DINOv3, with or without
-registers), and what they share: camera embedding, precision, attention kernel, compilation, chunks (docs/method.md)."""
+"""Backbones: CLIP's image encoder, timm's VisionTransformer and Eva with a class token (ImageNet's ViT, DeiT, DINOv2, EVA-02,
+DINOv3, with or without registers), and what they share: camera embedding, precision, attention kernel, compilation, chunks
+(docs/method.md)."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -9,13 +9,15 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers import PatchEmbed
+import torch.nn.functional as F
+from timm.layers import Mlp, PatchEmbed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config.common import CLIP_BACKBONE
+from demo_sdtps.runtime.errors import UserError, nearest_name
 from vit_slim.state import State
 
 Transformer = VisionTransformer | Eva
@@ -23,6 +25,11 @@ Transformer = VisionTransformer | Eva
 CHUNK = 32
 """Images per pass through the backbone on a CPU without gradients: activations stay in the cache, and memory does not grow
 with the batch."""
+
+NAME_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
+CLIP_WIDTH = 512  # width of CLIP's joint space, to which its projection maps every token
+
+QUICK_GELU = 1.702
 
 
 def prefix_tokens(vit: Transformer) -> list[nn.Parameter]:
@@ -230,25 +237,6 @@ class Backbone(nn.Module):
         for block in self.vit.blocks:
             block.compile()
 
-    def cast_for_inference(self, precision: torch.dtype) -> "Backbone":
-        """Copy with linear and convolution weights in `precision`; output dtype = input dtype; compiled where this one is.
-
-        Tokens stay in float32 between the matrix products, as under autocast: in bfloat16 throughout, mAP on the synthetic
-        pedestrians changes by 0.3, with float32 between the products by less than 0.1.
-        """
-        backbone = copy.deepcopy(self).requires_grad_(False)
-        backbone.precision = None if precision is torch.float32 else precision  # autocast has none
-        backbone._fold()
-        for module in backbone.modules():
-            if isinstance(module, (nn.Linear, nn.Conv2d)):
-                module.to(precision)
-        if self.is_compiled:  # the copy's blocks are not
-            backbone.compile_blocks()
-        return backbone
-
-    def _fold(self) -> None:
-        """Fold what is constant without training into the weights, in place."""
-
 
 class EvaViT(Backbone):
     """As `Backbone`, with timm's rotary embedding of the grid's rows and columns in every block, and with a learned absolute
@@ -281,3 +269,69 @@ class EvaViT(Backbone):
         rotation = rope.get_embed()  # (…, N, D), sines and cosines; for all blocks or each
         blocks = range(len(self.vit.blocks))
         return [{"rope": rotation[index] if self.vit.rope_mixed else rotation} for index in blocks]
+
+
+class QuickGELUMlp(Mlp):
+    """timm's MLP of a block with quick GELU, with fewer passes over the hidden activations. x·sigmoid(s·x) = silu(s·x) / s with
+    s = 1.702. Both factors multiply the weights, or are factors of the matrix products, so that one elementwise operation is
+    left that stores one tensor for the backward pass, in place of three that store two."""
+
+    is_folded = False  # whether the weights have the factors now
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(B, N, C) → (B, N, C)."""
+        (first, bias), (last, last_bias) = self.fc1.parameters(), self.fc2.parameters()
+        if self.is_folded:
+            hidden = F.silu(F.linear(tokens, first, bias), inplace=not torch.is_grad_enabled())
+            return F.linear(hidden, last, last_bias)
+        if torch.is_grad_enabled() or torch.compiler.is_exporting():
+            # Weights are smaller than the gradients that a product with a factor multiplies, and constant in a file.
+            hidden = F.silu(F.linear(tokens, QUICK_GELU * first, QUICK_GELU * bias))
+            return F.linear(hidden, last / QUICK_GELU, last_bias)
+        hidden = torch.addmm(QUICK_GELU * bias, tokens.flatten(0, 1), first.t(), alpha=QUICK_GELU)
+        F.silu(hidden, inplace=True)
+        return torch.addmm(last_bias, hidden, last.t(), alpha=1 / QUICK_GELU).view_as(tokens)
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Multiply the weights by the factors, in place, for inference in half precision, in which products with a factor are
+        slower."""
+        for parameter in self.fc1.parameters():
+            parameter.mul_(QUICK_GELU)
+        self.fc2.weight /= QUICK_GELU
+        self.is_folded = True
+
+
+class CLIP(Backbone):
+    """Camera embedding on the class token only, also for a single camera; projection to C = 512 on all tokens."""
+
+    min_cameras = 1
+    has_new_camera_embedding = True
+    camera_on_patches = False
+
+    def learning_rate(self, base_lr: float) -> float:
+        return 5e-6
+
+    def build(self, cfg: CfgNode) -> Transformer:
+        vit = self._create(cfg, NAME_IN_TIMM, mlp_layer=QuickGELUMlp)
+        vit.head = nn.Linear(vit.embed_dim, CLIP_WIDTH, bias=False)
+        return vit
+
+
+TIMM_MODULES = {"vision_transformer": Backbone, "deit": Backbone, "eva": EvaViT}
+"""By the module of timm that defines a model."""
+
+
+def make_backbone(cfg: CfgNode, camera_num: int) -> Backbone:
+    """The backbone of MODEL.TRANSFORMER_TYPE, randomly initialised. Raises `UserError` for another name."""
+    name = cfg.MODEL.TRANSFORMER_TYPE
+    if name == CLIP_BACKBONE:
+        return CLIP(cfg, camera_num)
+    for module, kind in TIMM_MODULES.items():
+        if name in timm.list_models(name, module=module):  # a list of all takes milliseconds
+            return kind(cfg, camera_num)
+    known = [CLIP_BACKBONE, *timm.list_models(module=list(TIMM_MODULES))]
+    raise UserError(
+        f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_BACKBONE!r} or a VisionTransformer or Eva "
+        f"of timm such as 'vit_base_patch16_224'{nearest_name(name, known)}."
+    )
