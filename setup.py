@@ -27,8 +27,6 @@ REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """demo-sdtps report --html, analyse and draw embedding."""
 PARQUET = ["pyarrow>=17"]
 """demo-sdtps export --output X.parquet."""
-COMPLETION = ["argcomplete>=3.1"]
-"""Completion of demo-sdtps in a shell."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
 """make docs."""
 TESTS = [
@@ -88,7 +86,6 @@ setup(
         "search": SEARCH,
         "report": REPORT,
         "parquet": PARQUET,
-        "completion": COMPLETION,
         "docs": DOCS,
         "dev": [
             *SEPS,
@@ -96,7 +93,6 @@ setup(
             *SEARCH,
             *REPORT,
             *PARQUET,
-            *COMPLETION,
             *DOCS,
             *TESTS,
             *LINT,

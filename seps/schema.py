@@ -6,8 +6,17 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import RANDOM_WEIGHTS
-from demo_sdtps.config.keys import DEMO_SCHEMA
-from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema, Values
+from demo_sdtps.config.keys import (
+    DEMO_SCHEMA,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RATIO,
+    SIZE,
+    Key,
+    Schema,
+    Values,
+    between,
+)
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 SHARED_KEYS = (
@@ -33,7 +42,6 @@ CHANGED_KEYS: dict[str, dict[str, Any]] = {
     "SOLVER.WEIGHT_DECAY": {"default": 0.01},
 }
 """What differs from the row of re-identification."""
-MOST_MAXIMA = 4096
 WORDS = Values(lambda value: value >= 3, "3 or greater, since two tokens are special")
 
 
@@ -56,14 +64,19 @@ KEYS = (
         "bert-base-uncased",
         "text tower: a folder with a BERT of transformers and its tokenizer, or a name on the Hugging Face hub",
     ),
-    Key("MODEL.EMBED_SIZE", 512, "width of the joint embedding of patches and words", WIDTH),
+    Key(
+        "MODEL.EMBED_SIZE",
+        512,
+        "width of the joint embedding of patches and words",
+        between(1, 8192),
+    ),
     Key("MODEL.PAPER_VERSION", True, "network of the paper; False: network of the published code"),
     Key("MODEL.DUAL_AGGR", True, "aggregate by caption and long caption together (paper version)"),
     Key(
         "MODEL.TOP_K",
         5,
         "number of largest maxima of words and of tokens in the MLP of the paper version",
-        Values(lambda value: 0 < value <= MOST_MAXIMA, f"from 1 to {MOST_MAXIMA}"),
+        between(1, 4096),
     ),
     Key("INPUT.SIZE", [224, 224], "[height, width] of the images", SIZE),
     Key(
@@ -133,4 +146,4 @@ def check_seps_cfg(cfg: CfgNode) -> None:
         )
 
 
-SEPS_SCHEMA = Schema(KEYS, check_seps_cfg, "configs/SEPS/flickr30k.yml")
+SEPS_SCHEMA = Schema({key.name: key for key in KEYS}, check_seps_cfg)

@@ -155,7 +155,7 @@ class Variant:
 
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults. Raises `UserError` for keys that are none, and without variants."""
-    content = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
+    content = read_yaml(path)
     study = _complete(path, {"title": path.stem} | content, DEFAULTS)
     if not study["variants"]:
         raise UserError(f"The study {path} has no variants; python -m studies.run --help has some.")

@@ -1,12 +1,10 @@
 """The command demo-sdtps: every command of users by its name."""
 
-import os
 import sys
-from argparse import ArgumentParser
 from importlib import import_module
 
 from demo_sdtps import __version__
-from demo_sdtps.config.cli import COMPLETING, print_lines, read_arguments, run
+from demo_sdtps.config.cli import print_lines, run
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
@@ -49,26 +47,9 @@ def match_command(words: list[str]) -> str:
     return next((name for name in names if name in COMMANDS), "")
 
 
-def complete() -> list[str]:
-    """Answer a shell that asks, by argcomplete, for the word at its cursor where it is one of a command's name; → the words
-    before it, of whose parser `read_arguments` answers otherwise."""
-    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-    *words, last = f"{line}|".split()[1:]
-    names = [name.split() for name in COMMANDS]
-    count = len(words)
-    following = [name[count] for name in names if len(name) > count and name[:count] == words]
-    if any(word.startswith(last[:-1]) for word in following):
-        os.environ[COMPLETING] = str(1 + len(words))  # the word that stands for the program
-        parser = ArgumentParser(add_help=False)
-        parser.add_argument("command", choices=following)
-        read_arguments(parser)
-    os.environ[COMPLETING] = str(1 + len(match_command(words).split()))
-    return words
-
-
 def dispatch() -> None:
     """Call the command that the first words name, as if it were started so."""
-    words = complete() if COMPLETING in os.environ else sys.argv[1:]
+    words = sys.argv[1:]
     if name := match_command(words):
         sys.argv = [f"{COMMAND} {name}", *words[len(name.split()) :]]
         return call(name)

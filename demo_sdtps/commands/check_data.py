@@ -10,8 +10,8 @@ from yacs.config import CfgNode
 from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.config.common import HUB, SCRATCH
+from demo_sdtps.config.keys import Schema
 from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets import find_reader
 from demo_sdtps.runtime.files import write_json
 

@@ -1,7 +1,6 @@
 """The flags of commands with a configuration, and the configuration that the words of a command give."""
 
 import argparse
-import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -11,23 +10,11 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import COMPLETING, add_overwrite, print_lines, read_arguments
-from demo_sdtps.config.common import BACKBONE_KEYS, IMAGE_KEYS, MODALITIES, RETURN_PATTERNS
-from demo_sdtps.config.load import (
-    DEMO_SCHEMA,
-    OWN,
-    StoredText,
-    config_names,
-    config_path,
-    find_config,
-    flatten,
-    is_key,
-    load_cfg,
-    parse_pairs,
-    with_values,
-)
-from demo_sdtps.config.schema import Schema
-from demo_sdtps.datasets import OWN_READERS, configs_for
+from demo_sdtps.config.cli import add_overwrite, print_lines, read_arguments
+from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS
+from demo_sdtps.config.keys import DEMO_SCHEMA, Schema
+from demo_sdtps.config.load import StoredText, load_cfg, parse_pairs, with_values
+from demo_sdtps.datasets import SPLITS
 from demo_sdtps.runtime.errors import UserError
 
 ANSWERED = {"-h", "--help", "--keys"}
@@ -37,7 +24,7 @@ WEIGHT, TEACHER = "TEST.WEIGHT", "MODEL.TEACHER"
 
 class _PrintKeys(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        keys = parser.get_default("schema").keys
+        keys = parser.get_default("schema").by_name.values()
         rows = [key for key in keys if (values or "").upper() in key.name]
         if not rows:
             raise UserError(f"No configuration key has {values!r} in its name; --keys prints all.")
@@ -59,14 +46,13 @@ def config_parser(
     --images and --modality, for own images without labels as the data; without `data` there is no --data."""
     parser = ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, stored=None)
-    words = parser.add_argument(
+    parser.add_argument(
         "words",
         nargs="*",
         metavar="CONFIGURATION KEY VALUE",
-        help="a configuration such as DeMo_Slim or RGBNT201/DeMo, or a YAML file; a checkpoint has its own; then keys that "
-        "override it, as SOLVER.MAX_EPOCHS 10 or SOLVER.MAX_EPOCHS=10",
+        help="a configuration such as RGBNT201/DeMo, or a YAML file; a checkpoint has its own; then keys that override it, as "
+        "SOLVER.MAX_EPOCHS 10 or SOLVER.MAX_EPOCHS=10",
     )
-    vars(words)["completer"] = complete_word  # as argcomplete reads it
     parser.add_argument("--config_file", metavar="F", help="the configuration as a YAML file")
     if data:
         parser.add_argument(
@@ -114,8 +100,7 @@ def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA
             "--from",
             dest="start",
             metavar="W",
-            help="a checkpoint that is both start and teacher, such as DeMo's for DeMo_Slim; a configuration without its "
-            "folder is that for its data, which it is trained on, and has its backbone (equivalent to "
+            help="a checkpoint that is both start and teacher, such as DeMo's for DeMo_Slim (equivalent to "
             f"{WEIGHT} and {TEACHER})",
         )
     return parser
@@ -161,88 +146,63 @@ def add_skip_unreadable(parser: ArgumentParser) -> None:
     add_key(parser, "--skip_unreadable", "DATASETS.SKIP_UNREADABLE", what)
 
 
-def complete_word(parser: ArgumentParser, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """What may stand at the cursor of a shell, for argcomplete: a configuration or a key, or a value of the key before it."""
-    schema, words = parser.get_default("schema"), parsed_args.words or []
-    is_named = bool(words) and not is_key(words[0], schema)
-    keys = words[is_named:]
-    if len(keys) % 2 == 0:
-        return [*schema.by_name, *([] if words or parsed_args.config_file else config_names())]
-    allowed = schema.by_name[keys[-1]].allowed if keys[-1] in schema.by_name else ()
-    return [*map(str, allowed)] if isinstance(allowed, tuple) else []
-
-
-def parse(parser: ArgumentParser, in_group: bool = False) -> tuple[argparse.Namespace, CfgNode]:
+def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. In the
-    arguments `config_file` becomes the file of a name, and `opts` are the keys of flags too. Raises `UserError` for a mistake,
-    and in one of several processes of torchrun, unless the command runs `in_group`."""
+    arguments `config_file` becomes the file of a name, and `opts` are the keys of flags too."""
     arguments = read_arguments(parser)
-    if not in_group and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(f"{parser.prog} runs in one process; start it without torchrun.")
     schema, words, flags = arguments.schema, arguments.words, vars(arguments)
-    data = flags.get(ROOT)
-    kinds = configs_for(Path(data)) if data else []
-    start = flags.get("start")
-    of_start: dict[str, Any] = {}
-    if words and not arguments.config_file and not is_key(words[0], schema):
-        name, *words = words
-        if start and "/" not in name and not config_path(Path(name)).is_file():
-            stored: dict[str, Any] = flatten(load_cfg(_stored(Path(start))))
-            if data:  # in another place
-                stored = {key: stored[key] for key in stored if key not in (ROOT, NAMES)}
-            else:
-                kinds = [OWN if stored[NAMES] in OWN_READERS else stored[NAMES]]
-            keys = (*IMAGE_KEYS, *BACKBONE_KEYS)
-            of_start = {k: v for k, v in stored.items() if k.startswith("DATASETS.") or k in keys}
-        arguments.config_file = str(find_config(name, data or start, kinds, schema))
-        if arguments.config_file != name and os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"configuration: {arguments.config_file}\n")
-    pairs = of_start | ({WEIGHT: start, TEACHER: start} if start else {}) | parse_pairs(words)
+    if words and not arguments.config_file and _is_config(words[0], schema):
+        arguments.config_file, *words = words
+    start, data = flags.get("start"), flags.get(ROOT)
+    pairs = ({WEIGHT: start, TEACHER: start} if start else {}) | parse_pairs(words)
     for key, value in flags.items():
         if key in schema.by_name and value:
             pairs[key] = value[0] if isinstance(value, list) else value
     if flags.get("images"):
         pairs |= {NAMES: "Images", ROOT: arguments.images}
-    if data and kinds == [OWN] and schema is DEMO_SCHEMA:
-        pairs.setdefault(NAMES, "CSV" if Path(data).is_file() else "Folder")
+    elif data and schema is DEMO_SCHEMA:
+        # own data tell themselves: a table, or the folders of the splits
+        if Path(data).is_file():
+            pairs.setdefault(NAMES, "CSV")
+        elif any(Path(data, split).is_dir() for split in SPLITS):
+            pairs.setdefault(NAMES, "Folder")
     if not arguments.config_file and TEACHER in schema.by_name:
         pairs.setdefault(TEACHER, "")  # that of the checkpoint's own training
     arguments.opts = [word for pair in pairs.items() for word in pair]
-    config = arguments.config_file or _stored_config(arguments, pairs)
-    cfg = load_cfg(config, arguments.opts, schema)
+    cfg = load_cfg(
+        arguments.config_file or _stored_config(arguments, pairs), arguments.opts, schema
+    )
     if flat := flags.get("flat"):
         cfg = with_values(cfg, {FOLDERS: [*cfg.DATASETS.FOLDERS, f"{flat}=."]})
     return arguments, cfg
 
 
+def _is_config(word: str, schema: Schema) -> bool:
+    """Whether the first word after a command is a configuration, and not a key, with its value or without."""
+    is_key = "=" in word or word in schema.by_name
+    return not is_key and Path(word).suffix in ("", ".yml", ".yaml")
+
+
 def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> StoredText:
     """The configuration that a checkpoint holds, or a run."""
-    flag = ""
-    if arguments.stored:
-        flag, key, file = arguments.stored
-        if key in pairs:
-            return _stored(Path(pairs[key]) / file)
-        flag = f"give {flag}, which contains one, "
-    name = arguments.schema.example.removeprefix("configs/").removesuffix(".yml")
-    raise UserError(
-        f"There is no configuration: name one, such as {name}, {flag}or give --config_file a YAML file."
-    )
-
-
-def _stored(path: Path) -> StoredText:
+    flag, key, file = arguments.stored or ("a flag", "", "")
+    if key not in pairs:
+        raise UserError(
+            f"There is no configuration: name one of configs/, give {flag} that holds one, or give --config_file a YAML file."
+        )
     from demo_sdtps.modeling.checkpoints.loading import stored_config
 
-    return stored_config(path)
+    return stored_config(Path(pairs[key]) / file)
 
 
 @contextmanager
 def parse_in_group(parser: ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
     """Context manager: the processes that torchrun started form a group, with the arguments of each and the configuration of
     rank 0. A mistake ends all of them, so they are connected first, and only what needs no other process is answered before."""
-    if COMPLETING in os.environ or not ANSWERED.isdisjoint(sys.argv):
-        parse(parser, in_group=True)
+    if not ANSWERED.isdisjoint(sys.argv):
+        parse(parser)
     from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
 
     with init_distributed():
-        arguments, cfg = parse(parser, in_group=True)
+        arguments, cfg = parse(parser)
         yield arguments, broadcast_from_main(lambda: cfg)

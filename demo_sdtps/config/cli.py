@@ -10,19 +10,16 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from demo_sdtps.runtime.errors import UserError, is_out_of_memory, nearest_name
+from demo_sdtps.runtime.errors import UserError, is_out_of_memory
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.runtime.threads import prepare_threads
 
 PICTURE = (".png", ".pdf", ".svg")  # suffixes of a figure
 NEGATIVE = re.compile(r"-(\.?\d\S*|inf|nan)$")
 FLAG = re.compile(r"(?<=^--)[\w-]+")
-COMPLETING = "_ARGCOMPLETE"
-"""Environment variable: a shell asks by argcomplete what may stand at the cursor."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -51,11 +48,9 @@ def add_choice(
     parser.add_argument(flag, type=type(default), choices=choices, default=default, help=meaning)
 
 
-def add_path(
-    parser: ArgumentParser, flag: str, metavar: str, meaning: str, kind: type = Path
-) -> None:
-    """Add a required flag for a file or folder, or as text, `kind` str, for an address such as s3://bucket/folder too."""
-    parser.add_argument(flag, type=kind, metavar=metavar, required=True, help=meaning)
+def add_path(parser: ArgumentParser, flag: str, metavar: str, meaning: str) -> None:
+    """Add a required flag for a file or folder."""
+    parser.add_argument(flag, type=Path, metavar=metavar, required=True, help=meaning)
 
 
 def add_switch(parser: ArgumentParser, flag: str, meaning: str) -> None:
@@ -91,24 +86,11 @@ def add_picture(parser: ArgumentParser, default: str) -> None:
 
 
 def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
-    """The words of a command, by default this one's; in the name of a flag - is as good as _. Raises `UserError` for a wrong
-    one, and where a file of `add_output` cannot be written."""
-    if COMPLETING in os.environ:
-        import argcomplete
-
-        argcomplete.autocomplete(parser)  # ends the process
+    """The words of a command, by default this one's; in the name of a flag - is as good as _. Raises `UserError` where a
+    file of `add_output` cannot be written."""
     words = sys.argv[1:] if words is None else words
     words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
     parser._negative_number_matcher = NEGATIVE  # argparse takes -1e-4 for a flag
-    flags = parser._option_string_actions
-    for word in takewhile(lambda word: word != "--", words):
-        name = word.partition("=")[0]
-        is_flag = name.startswith("-") and " " not in name and not NEGATIVE.match(name)
-        if is_flag and not any(flag.startswith(name) for flag in flags):
-            # Before argparse, which would first name what is missing.
-            raise UserError(
-                f"There is no flag {name}{nearest_name(name, flags)}; --help lists all."
-            )
     arguments = parser.parse_intermixed_args(words)
     # before any work: a file that cannot be written, or exists without --overwrite
     for name, suffixes in getattr(arguments, "outputs", {}).items():

@@ -39,11 +39,6 @@ IMAGE_KEYS = (
     "MODEL.MODALITIES",
     *(f"INPUT.{name}" for name in ("SIZE_TRAIN", "SIZE_TEST", "PIXEL_MEAN", "PIXEL_STD", "RANGES")),
 )
-# keys by which a model's backbone takes the weights of another
-BACKBONE_KEYS = (
-    *("MODEL.TRANSFORMER_TYPE", "MODEL.PATCH_SIZE", "MODEL.DEPTH", "MODEL.STRIDE_SIZE"),
-    *("MODEL.SIE_CAMERA", "MODEL.SIE_COE", "MODEL.PRETRAIN_PATH_T"),
-)
 # keys that name paths of the machine of the training, which `Extractor.save_pretrained` leaves out
 UNSHARED = (
     *("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT"),

@@ -1,4 +1,5 @@
-"""Every configuration key: name, default, effect, possible values; and the combinations of values that cannot run.
+"""What a configuration key is, every key (name, default, effect, possible values), and the combinations of values that cannot
+run.
 
 Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load; CHECKPOINT_PERIOD is 1,
 as a run resumes at the end of its last epoch. DeMo's keys that have a single value or no effect are rows of left.py.
@@ -8,62 +9,102 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import (
-    CLIP_BACKBONE,
-    CROSS_MODAL_DISTANCES,
-    HUB,
-    MISSING_CASES,
-    MODALITIES,
-    RETURN_PATTERNS,
-)
-from demo_sdtps.config.ranges import EXAMPLE, parse_ranges
-from demo_sdtps.config.schema import (
-    AMP,
-    BELOW_ONE,
-    LONGEST_SIDE,
-    NOT_NEGATIVE,
-    NUMBERS,
-    POSITIVE,
-    POSITIVE_NUMBERS,
-    PROBABILITY,
-    RATIO,
-    SIZE,
-    YES_NO,
-    Key,
-    Schema,
-    Values,
-    between,
-    list_of,
-)
+from demo_sdtps.config import common
+from demo_sdtps.config.common import MISSING_CASES, MODALITIES
+from demo_sdtps.config.ranges import EXAMPLE, parse_range
 from demo_sdtps.runtime.errors import UserError
 
+
+@dataclass(frozen=True)
+class Values:
+    """The values that `allows` accepts, and `text`, which says so after "it must be"."""
+
+    allows: Callable[[Any], bool]
+    text: str
+
+
+class Key(NamedTuple):
+    """One key: its full name, its default, whose type its values have, its effect in one line, and the values that it allows:
+    a tuple of them, a condition, which holds for each entry of a list, or all."""
+
+    name: str
+    default: Any
+    description: str
+    allowed: tuple | Values | None = None
+
+    def expected(self, value: Any) -> str:
+        """What `value` must be; "" where the key allows it. A list has the length of a default that is not empty."""
+        default, allowed, alike = self.default, self.allowed, f"a value such as {self.default!r}"
+        if type(value) is not type(default):
+            return alike
+        if isinstance(allowed, tuple):
+            return "" if value in allowed else " or ".join(map(repr, allowed))
+        entries = value if isinstance(value, list) else [value]
+        if entries is value and default and [*map(type, value)] != [*map(type, default)]:
+            return alike
+        return "" if allowed is None or all(map(allowed.allows, entries)) else allowed.text
+
+
+class Schema(NamedTuple):
+    """The keys of one kind of run, and `check`, which raises `UserError` for a combination of values that cannot run."""
+
+    by_name: dict[str, Key]
+    check: Callable[[CfgNode], None]
+
+
+def between(least: float, most: float) -> Values:
+    """The numbers from `least` to `most`."""
+    return Values(lambda value: least <= value <= most, f"from {least} to {most}")
+
+
+YES_NO = ("yes", "no")
+AMP = ("auto", "bf16", "fp16", "off")
+METRIC_LOSSES = ("triplet", "center", "triplet_center")
 FINITE = Values(math.isfinite, "a finite number")
+POSITIVE = Values(lambda value: 0 < value < math.inf, "greater than 0")
+NOT_NEGATIVE = Values(lambda value: 0 <= value < math.inf, "0 or greater")
+TWO_OR_MORE = Values(lambda value: value >= 2, "2 or greater, as BatchNorm needs")
+RATIO = Values(lambda value: 0 < value <= 1, "in (0, 1]")
+PROBABILITY = Values(lambda value: 0 <= value <= 1, "in [0, 1]")
+BELOW_ONE = Values(lambda value: 0 <= value < 1, "in [0, 1)")
+LONGEST_SIDE = 4096
+SIZE = Values(
+    lambda side: 0 < side <= LONGEST_SIDE,
+    f"two whole numbers of pixels [vertical, horizontal], at most {LONGEST_SIDE}",
+)
 GPU = Values(lambda value: value.isdecimal() and len(value) < 4, "the number of one GPU")
 DEVICE = Values(
     lambda value: re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", value) is not None,
     "'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …",
 )
-MODALITY_LIST = Values(
-    lambda value: value and value == [name for name in MODALITIES if name in value],
-    "some of RGB, NI, TI, in this order",
+SOME_MODALITIES = tuple([*some] for count in (3, 2, 1) for some in combinations(MODALITIES, count))
+RANGE = Values(
+    lambda entry: parse_range(entry) is not None,
+    f"a list of MODALITY=LOW:HIGH such as {EXAMPLE}, or TI=1%:99%, with LOW below HIGH",
 )
-RANGES = Values(
-    lambda value: len(parse_ranges(value)) == len(value),
-    f"a list of MODALITY=LOW:HIGH such as {EXAMPLE}, or TI=1%:99%, with LOW below HIGH, each modality once",
+TEXT = Values(lambda entry: type(entry) is str, "a list of texts")
+BLOCK = Values(lambda block: type(block) is int, "a list of whole numbers such as [4, 8]")
+SHARE = Values(
+    lambda share: type(share) in (int, float) and RATIO.allows(share),
+    "a list of shares in (0, 1] such as [0.5, 0.5]",
 )
-TEXTS = Values(lambda value: all(type(entry) is str for entry in value), "a list of texts")
-BLOCKS = list_of(lambda block: type(block) is int, "a list of whole numbers such as [4, 8]")
-SHARES = list_of(RATIO.allows, "a list of shares in (0, 1] such as [0.5, 0.5]")
-METRIC_LOSSES = ("triplet", "center", "triplet_center")
 
 ROWS: tuple[tuple, ...] = (
     ("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
     ("RESUME", "no", "continue the run; auto: where there is one", ("no", "yes", "auto")),
-    ("MODEL.MODALITIES", list(MODALITIES), "modalities of the model, in this order", MODALITY_LIST),
+    (
+        "MODEL.MODALITIES",
+        list(MODALITIES),
+        "modalities of the model, in this order",
+        SOME_MODALITIES,
+    ),
     ("MODEL.DEVICE", "auto", "auto (CUDA where there is one), cpu, cuda or cuda:N", DEVICE),
     ("MODEL.DEVICE_ID", "0", "number of the GPU that MODEL.DEVICE auto or cuda means", GPU),
     ("MODEL.DIST_TRAIN", False, "refuse to train in one process; torchrun starts several"),
@@ -84,19 +125,15 @@ ROWS: tuple[tuple, ...] = (
     ("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera (side information)"),
     ("MODEL.SIE_COE", 3.0, "weight of the camera embedding", FINITE),
     ("MODEL.FROZEN", False, "train all but the backbone's weights; its camera embedding too"),
-    (
-        "MODEL.COMPILE",
-        False,
-        "torch.compile of blocks, on one GPU of model and loss; needs a compiler",
-    ),
+    ("MODEL.COMPILE", False, "torch.compile of the blocks, on one GPU of model and loss"),
     ("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patches into the global feature"),
     (
         "MODEL.SLIM_BLOCKS",
         [],
         "blocks of the backbone after which patches are dropped (token pruning, 'slimming'), rising, 0 for the input",
-        BLOCKS,
+        BLOCK,
     ),
-    ("MODEL.SLIM_KEEP", [], "share of the remaining patches that each of them keeps", SHARES),
+    ("MODEL.SLIM_KEEP", [], "share of the remaining patches that each of them keeps", SHARE),
     (
         "MODEL.SLIM_SCORE",
         "saliency",
@@ -133,14 +170,14 @@ ROWS: tuple[tuple, ...] = (
     ("INPUT.PADDING", 10, "pixels of padding before the crop", between(0, LONGEST_SIDE)),
     ("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for all images of a triplet"),
     ("INPUT.MODALITY_DROPOUT", 0.0, "probability of an image to be zeros, not all", BELOW_ONE),
-    ("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean to normalise images with", NUMBERS),
-    ("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "deviation to normalise with", POSITIVE_NUMBERS),
+    ("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean to normalise images with", FINITE),
+    ("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "deviation to normalise with", POSITIVE),
     (
         "INPUT.RANGES",
         [],
         "values that become black and white, of own images of 16 bits or floats: MODALITY=LOW:HIGH, one scale for all images, "
         f"such as {EXAMPLE} (centikelvin from 0 to 40 °C), or percentiles of each image, by default 1%:99%",
-        RANGES,
+        RANGE,
     ),
     (
         "DATASETS.NAMES",
@@ -158,7 +195,7 @@ ROWS: tuple[tuple, ...] = (
         [],
         "NAME=FOLDER for folders of Folder with other names than train, query, gallery, RGB, NI, TI, "
         "'.' for none, such as [train=bounding_box_train, RGB=.]",
-        TEXTS,
+        TEXT,
     ),
     (
         "DATASETS.PATTERN",
@@ -185,7 +222,7 @@ ROWS: tuple[tuple, ...] = (
     ("SOLVER.SEED", 1111, "seed of everything random", between(0, 2**32 - 1)),
     ("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
     ("SOLVER.MAX_EPOCHS", 120, "epochs of training", POSITIVE),
-    ("SOLVER.IMS_PER_BATCH", 128, "triplets per batch, a multiple of NUM_INSTANCE", POSITIVE),
+    ("SOLVER.IMS_PER_BATCH", 128, "triplets per batch, a multiple of NUM_INSTANCE", TWO_OR_MORE),
     ("SOLVER.BASE_LR", 0.009, "learning rate of everything but the backbone", POSITIVE),
     ("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", POSITIVE),
     ("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
@@ -206,12 +243,8 @@ ROWS: tuple[tuple, ...] = (
     ("SOLVER.DISTILL_TEMPERATURE", 4.0, "temperature of both softmaxes in it", POSITIVE),
     ("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", POSITIVE),
     ("TEST.AMP", "off", "half precision of the backbone in evaluation, as SOLVER.AMP", AMP),
-    (
-        "TEST.WEIGHT",
-        "",
-        "checkpoint, training's start: file, folder, or owner/name of Hugging Face",
-    ),
-    ("TEST.RETURN_PATTERN", 3, "features: 1 original, 2 enhanced, 3 both", RETURN_PATTERNS),
+    ("TEST.WEIGHT", "", "checkpoint: a file, a folder, or owner/name of Hugging Face"),
+    ("TEST.RETURN_PATTERN", 3, "features: 1 original, 2 enhanced, 3 both", common.RETURN_PATTERNS),
     (
         "TEST.MISS",
         "None",
@@ -223,7 +256,7 @@ ROWS: tuple[tuple, ...] = (
         "TEST.CROSS_MODAL_DISTANCE",
         "shared",
         "columns in the distance of triplets that lack modalities: all, or those of shared modalities (docs/method.md)",
-        CROSS_MODAL_DISTANCES,
+        common.CROSS_MODAL_DISTANCES,
     ),
     ("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
     ("TEST.NECK_FEAT", "before", "features before or after the BatchNorm", ("before", "after")),
@@ -260,7 +293,7 @@ def _mistakes(cfg: CfgNode) -> Iterator[str]:
         yield "MODEL.IF_WITH_CENTER is 'yes', so MODEL.METRIC_LOSS_TYPE must be 'center' or 'triplet_center'."
     if size != cfg.INPUT.SIZE_TEST:
         yield f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {size}; make them equal."
-    if CLIP_BACKBONE == model.TRANSFORMER_TYPE or model.PRETRAIN_PATH_T == HUB:
+    if common.CLIP_BACKBONE == model.TRANSFORMER_TYPE or model.PRETRAIN_PATH_T == common.HUB:
         for key in ("PATCH_SIZE", "DEPTH"):
             if model[key]:
                 yield f"MODEL.{key} is {model[key]}, but published weights have one of their own; set it to 0."
@@ -269,8 +302,6 @@ def _mistakes(cfg: CfgNode) -> Iterator[str]:
     letters = {name[0].lower() for name in model.MODALITIES}
     if test.MISS in MISSING_CASES and not set(test.MISS) < letters:
         yield f"TEST.MISS is {test.MISS!r}, but MODEL.MODALITIES is {model.MODALITIES}; leave out some of these, not all."
-    if batch < 2:
-        yield "SOLVER.IMS_PER_BATCH is 1, but BatchNorm needs two or more; raise it."
     if cfg.DATALOADER.SAMPLER == "softmax":
         return
     if instances == 1 and "triplet" in model.METRIC_LOSS_TYPE:
@@ -282,5 +313,5 @@ def _mistakes(cfg: CfgNode) -> Iterator[str]:
         )
 
 
-DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
+DEMO_SCHEMA = Schema({key.name: key for key in KEYS}, check_cfg)
 """Configuration of train_net.py and of all commands but those of SEPS."""

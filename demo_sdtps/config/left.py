@@ -5,7 +5,7 @@ Any other value is refused by one sentence, which names the key and says what st
 (SEPS has SOLVER.STEPS) is not a key that left for that schema.
 """
 
-from demo_sdtps.config.schema import Key
+from demo_sdtps.config.keys import Key
 
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 SCHEDULE = "the learning rate follows a cosine with SOLVER.WARMUP_ITERS epochs of warm-up"

@@ -1,32 +1,30 @@
-"""Checked configuration from a YAML file, or its name, and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
+"""Checked configuration from a YAML file, or its name, and KEY VALUE pairs. Every mistake is a `UserError` of one sentence.
+
+The plug-in imports this module with yacs alone, in Python 3.8.
+"""
+
+from __future__ import annotations
 
 import io
 import sys
 from ast import literal_eval
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
-from fvcore.common.config import BASE_KEY
-from fvcore.common.config import CfgNode as BasedCfgNode
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import WITHOUT_EFFECT
-from demo_sdtps.config.keys import DEMO_SCHEMA
+from demo_sdtps.config.keys import DEMO_SCHEMA, Key, Schema
 from demo_sdtps.config.left import LEFT
-from demo_sdtps.config.schema import Key, Schema, Values
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
-BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-"""YAML's spellings, which the command line accepts too."""
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 """The published configurations: in an installed package inside it, in a checkout beside it."""
-OWN = "Own"  # the folder in it for own data
-ENDINGS = ("", ".yml", ".yaml")
 FIXED = ("INPUT.SIZE_TEST", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD", "TEST.NECK_FEAT")
 """Keys beside those of MODEL whose values are part of the graph."""
 SCORE = "MODEL.SLIM_SCORE"
@@ -46,16 +44,15 @@ class StoredText(NamedTuple):
         return flatten(parse_yaml(self.text, f"The configuration in {self}"))
 
 
-Source = str | Path | StoredText  # where values come from; messages name it
-
-
 def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
     """New configuration with every key of `schema` at its default (names as in DeMo)."""
-    return _nested({key.name: key.default for key in schema.keys})
+    return _nested({name: key.default for name, key in schema.by_name.items()})
 
 
 def load_cfg(
-    config: Source | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA
+    config: str | Path | StoredText | None = None,
+    opts: Sequence[str] = (),
+    schema: Schema = DEMO_SCHEMA,
 ) -> CfgNode:
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen."""
     path, pairs, values = Path("default.yml"), parse_pairs(opts), flatten(get_cfg(schema))
@@ -65,8 +62,8 @@ def load_cfg(
             _check_stored_score(str(stored.get(SCORE)), config)
         values |= _check_values(schema, stored, config)
     elif config is not None:
-        path = config_path(Path(config))
-        values |= _check_values(schema, read_config(path, schema.example), path)
+        path = find_config(config)
+        values |= _check_values(schema, read_config(path), path)
     values |= _check_values(schema, pairs, "the command line")
     values["OUTPUT_DIR"] = values["OUTPUT_DIR"] or f"runs/{path.resolve().parent.name}/{path.stem}"
     cfg = _nested(values)
@@ -82,59 +79,29 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     return cfg
 
 
-def config_path(path: Path) -> Path:
-    """`path`, or where it does not exist, that of the package: RGBNT201/DeMo_SDTPS, with or without configs/ and .yml."""
-    folders = (Path(), CONFIGS, CONFIGS.parent)
-    candidates = (folder / f"{path}{ending}" for ending in ENDINGS for folder in folders)
-    return next((candidate for candidate in candidates if candidate.is_file()), path)
-
-
-def published() -> dict[str, Path]:
-    """The published configurations by name, such as RGBNT201/DeMo."""
-    paths = sorted(CONFIGS.glob("*/*.yml"))
-    return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in paths}
-
-
-def config_names() -> list[str]:
-    """Names of the published configurations, with and without their folders."""
-    return sorted({*published(), *(path.stem for path in published().values())})
-
-
-def is_key(word: str, schema: Schema) -> bool:
-    """Whether the first word after a command is a key, with its value or without, and not the name of a configuration."""
-    return "=" in word or word in schema.by_name or Path(word).suffix not in ENDINGS
-
-
-def find_config(name: str, data: str | None, kinds: Collection[str], schema: Schema) -> Path:
-    """The file of a configuration. A name without a folder that several folders have is that of the data: `kinds` are the
-    names of the folders for what `data` holds."""
-    if (path := config_path(Path(name))).is_file():
-        return path
-    same = {key: path for key, path in published().items() if name in (path.stem, path.name)}
-    if not same:
-        known = [*config_names(), *schema.by_name]
-        raise UserError(
-            f"There is no configuration {name!r}{nearest_name(name, known)}; give another name or a YAML file."
-        )
-    fitting = [key for key, path in same.items() if path.parent.name in kinds]
-    if len(chosen := fitting or [*same]) == 1:
-        return same[chosen[0]]
-    why = f"{data} has the data of {' and '.join(fitting) or 'none of them'}" if data else ""
+def find_config(name: str | Path) -> Path:
+    """The file of a configuration: a path, or a name in the package such as RGBNT201/DeMo_SDTPS, with or without configs/ and
+    .yml."""
+    for folder in (Path(), CONFIGS, CONFIGS.parent):
+        for ending in ("", ".yml"):
+            if (path := folder / f"{name}{ending}").is_file():
+                return path
+    published = (path.relative_to(CONFIGS).with_suffix("") for path in CONFIGS.glob("*/*.yml"))
     raise UserError(
-        f"The name {name} is that of several configurations: {', '.join(same)}; "
-        f"{why or 'give --data the folder of the data'}, or write one of these names."
+        f"There is no configuration {str(name)!r}{nearest_name(name, published)}; give a YAML file or a name of configs/."
     )
 
 
-def read_config(path: Path, example: str) -> dict[str, object]:
+def read_config(path: Path) -> dict[str, object]:
     """Values by full key of a YAML file on those of its `_BASE_: file`, which fvcore reads; a section whose keys are all
     commented out changes none."""
+
+    from fvcore.common.config import CfgNode as BasedCfgNode
 
     class File(BasedCfgNode):
         @classmethod
         def _open_cfg(cls, filename):
-            advice = f"give --config_file an existing YAML file such as {example}"
-            content = read_yaml(Path(filename), "configuration", advice)
+            content = read_yaml(Path(filename))
             # by full key, so that a file replaces what it starts from however both write it
             values = flatten({name: value for name, value in content.items() if value is not None})
             return io.StringIO(yaml.safe_dump(values))
@@ -143,17 +110,17 @@ def read_config(path: Path, example: str) -> dict[str, object]:
         return File.load_yaml_with_base(str(path))
     except (AttributeError, RecursionError):
         raise UserError(
-            f"The configuration {path} cannot start from its {BASE_KEY}: it must name another file; correct it."
+            f"The configuration {path} cannot start from its _BASE_: it must name another file; correct it."
         ) from None
 
 
-def read_yaml(path: Path, kind: str, advice: str) -> dict:
-    """Sections of a YAML file. In messages `kind` names the file ("configuration") and `advice` an alternative."""
+def read_yaml(path: Path) -> dict:
+    """Sections of a YAML file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The {kind} {path} cannot be read ({error}); {advice}.") from None
-    return parse_yaml(text, f"The {kind} {path}")
+        raise UserError(f"The file {path} cannot be read ({error}); give another.") from None
+    return parse_yaml(text, f"The file {path}")
 
 
 class UniqueKeys(yaml.SafeLoader):
@@ -173,39 +140,29 @@ def parse_yaml(text: str, what: str) -> dict:
     """Sections of a YAML text, {} for an empty one; `what` names it in messages."""
     try:
         content = yaml.load(text, UniqueKeys) or {}
-        flatten(content)  # refuses what cannot be
     except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for an invalid date
         reason = " ".join(str(error).split())
         raise UserError(f"{what} is not valid YAML ({reason}); correct it.") from None
-    except AttributeError:
-        raise UserError(f"{what} holds no KEY: value pairs; correct it.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{what} holds no KEY: value pairs; correct it.")
     return content
 
 
 def parse_pairs(opts: Sequence[str]) -> dict[str, str]:
-    """Values by key of KEY VALUE and KEY=VALUE arguments; of a key that is repeated the last."""
+    """Values by key of KEY VALUE and KEY=VALUE arguments: of a key that is repeated the last, of one without a value ''."""
     pairs, words = {}, iter(opts)
     for word in words:
         key, joined, value = word.partition("=")
-        if not joined:
-            value = next(words, "=")
-        if (joined and not value) or str(value).startswith("="):
-            raise UserError(
-                f"The option {key!r} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE."
-            )
-        pairs[key] = value
+        pairs[key] = value if joined else next(words, "")
     return pairs
 
 
 def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
-    """Values by full key of nested sections. Raises `ValueError` for a key that stands in its section and with its name."""
+    """Values by full key of nested sections."""
     values: dict[str, object] = {}
     for name, value in content.items():
         full = f"{prefix}{name}"
-        more = flatten(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
-        if repeated := values.keys() & more.keys():
-            raise ValueError(f"{min(repeated)} stands twice, in a section and by its full name")
-        values |= more
+        values |= flatten(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
     return values
 
 
@@ -242,60 +199,50 @@ def _check_stored_score(name: str, place: StoredText) -> None:
         )
 
 
-def _check_values(schema: Schema, values: Mapping[str, object], source: Source) -> dict:
-    """`values` in the types of their keys, without those of keys that left."""
+def _check_values(schema: Schema, values: Mapping[str, object], source: object) -> dict:
+    """`values` in the types of their keys, without those of keys that left. Raises `UserError` for an unknown key, or a value
+    that its key does not allow."""
     checked = {}
     for name, value in values.items():
-        if name not in schema.by_name and name not in LEFT:
+        key = schema.by_name.get(name) or LEFT.get(name)
+        if key is None:
             near = nearest_name(str(name).upper(), schema.by_name)
             raise UserError(f"Unknown key {name!r} in {source}{near}; --keys lists the valid ones.")
-        key = schema.by_name.get(name) or LEFT[name]
-        checked[name] = _check_value(key, value, source)
-    return {name: value for name, value in checked.items() if name in schema.by_name}
-
-
-def _check_value(key: Key, value: object, source: Source) -> object:
-    """`value` in the type of the key's default. Raises `UserError` for one that the key does not allow."""
-    value, allowed = _convert(key, value), key.allowed
-    if type(value) is not type(key.default):
-        expected = f"a value such as {key.default!r}"
-    elif isinstance(allowed, Values) and not allowed.allows(value):
-        expected = allowed.text
-    elif isinstance(allowed, tuple) and value not in allowed:
-        expected = f"{' or '.join(map(repr, allowed))}{nearest_name(value, allowed)}"
-    else:
-        return value
-    raise UserError(
-        f"{key.name} in {source} is {value!r}, but it must be {expected} ({key.description})."
-    )
+        value = _convert(key, value)
+        if expected := key.expected(value):
+            raise UserError(
+                f"{name} in {source} is {value!r}, but it must be {expected} ({key.description})."
+            )
+        if name in schema.by_name:
+            checked[name] = value
+    return checked
 
 
 def _convert(key: Key, value: object) -> object:
     """`value` in the type of the default where it can be, with the spellings of DeMo's files: "1e-4", ('0'), (40, 70), on."""
-    kind: type = type(key.default)
-    literal = _literal(value)
-    # For a text only a quoted literal such as "('0')" is unwrapped; 0, None and True remain texts.
-    if kind is not str or isinstance(literal, str):
-        value = literal
-    truth = BOOLEANS.get(str(value).lower())
-    if kind is bool and truth is not None:
-        return truth
-    if kind is str and truth is not None and isinstance(key.allowed, tuple):
+    kind = type(key.default)
+    if isinstance(value, str):
+        literal = _literal(value, kind)
+        # For a text only a quoted literal such as "('0')" is unwrapped; 0, None and True remain texts.
+        value = literal if kind is not str or isinstance(literal, str) else value
+    if kind is str and isinstance(value, bool) and isinstance(key.allowed, tuple):
         # YAML reads an unquoted on, off, yes or no as a boolean.
-        choices = (text for text in key.allowed if BOOLEANS.get(text) is truth)
-        return value if value in key.allowed else next(choices, value)
-    if kind is float and type(value) is int:
-        return float(value)
-    return kind(value) if kind in (list, tuple) and isinstance(value, list | tuple) else value
+        return next((text for text in key.allowed if yaml.safe_load(text) is value), value)
+    return _like(key.default, value)
 
 
-def _literal(value: object) -> object:
-    """The Python literal or YAML list that a text holds, or `value`."""
-    if not isinstance(value, str):
-        return value
+def _literal(text: str, kind: type) -> object:
+    """The Python literal that a text holds, or the YAML for a key of another `kind` than text; otherwise the text."""
     with suppress(ValueError, SyntaxError, TypeError):
-        return literal_eval(value)
+        return literal_eval(text)
     with suppress(yaml.YAMLError, ValueError):
-        # a list of texts without quotes
-        return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value
-    return value
+        return text if kind is str else yaml.safe_load(text)
+    return text
+
+
+def _like(default: Any, value: Any) -> object:
+    """A whole number as a float, a tuple as a list or a list as a tuple, where the default is one; and so their entries."""
+    kind = type(default)
+    if kind in (list, tuple) and isinstance(value, (list, tuple)):
+        return kind(_like(default[0], each) if default else each for each in value)
+    return float(value) if kind is float and type(value) is int else value

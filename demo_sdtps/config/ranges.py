@@ -33,11 +33,8 @@ def parse_range(entry: object) -> tuple[str, Range] | None:
     return (match[1], Range(low, high, of_image)) if is_valid else None
 
 
-def parse_ranges(entries: list) -> dict[str, Range]:
-    """The range of each modality that has a valid entry."""
-    return dict(filter(None, map(parse_range, entries)))
-
-
 def read_ranges(cfg: CfgNode) -> dict[str, Range]:
     """The range of each modality."""
-    return dict.fromkeys(MODALITIES, PERCENTILES) | parse_ranges(cfg.INPUT.RANGES)
+    return dict.fromkeys(MODALITIES, PERCENTILES) | dict(
+        filter(None, map(parse_range, cfg.INPUT.RANGES))
+    )

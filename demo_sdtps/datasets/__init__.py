@@ -9,7 +9,6 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.load import OWN as OWN_CONFIGS
 from demo_sdtps.datasets.base import (
     SPLITS,
     TRAIN,
@@ -72,16 +71,6 @@ def trained_cameras(cfg: CfgNode, origin: Mapping[str, Any], cameras: int) -> li
     reader = READERS.get(cfg.DATASETS.NAMES)
     numbers = range(reader.first_camera, reader.first_camera + cameras) if reader else []
     return origin.get("cameras") or [*map(str, numbers)]
-
-
-def configs_for(root: Path) -> list[str]:
-    """Folders of configs/ for the data that are at a value of DATASETS.ROOT_DIR: that of own data, a table or the folders of
-    splits, or those of the published data sets."""
-    if root.is_file() or any((root / split).is_dir() for split in SPLITS):
-        return [OWN_CONFIGS]
-    # RGBNT201's folder may be Synthetic's, which stands after it
-    places = {reader.folder_in(root): name for name, reader in READERS.items()}
-    return [name for place, name in places.items() if place.is_dir()]
 
 
 def completeness(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> list[str]:

@@ -10,7 +10,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.common import MISSING_CASES, MODALITIES
 from demo_sdtps.config.keys import KEYS
-from demo_sdtps.config.schema import Values
 from demo_sdtps.runtime.errors import UserError
 
 ADDED = {
@@ -49,9 +48,9 @@ def check_values(cfg: CfgNode) -> None:
             raise UserError(
                 f"The configuration has no key {key.name}; call demo_sdtps.add_config(cfg) before merge_from_file."
             )
-        allowed = key.allowed
-        if isinstance(allowed, Values) and not allowed.allows(cfg.MODEL[name]):
-            raise UserError(f"{key.name} is {cfg.MODEL[name]!r}; it must be {allowed.text}.")
+        # DeMo's files may give a tuple for a list, and a whole number for another
+        if expected := key.expected(type(key.default)(cfg.MODEL[name])):
+            raise UserError(f"{key.name} is {cfg.MODEL[name]!r}; it must be {expected}.")
 
 
 def missing_letters(cfg: CfgNode) -> str:

@@ -16,8 +16,8 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.keys import Schema
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten
-from demo_sdtps.config.schema import Schema
 from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
 from demo_sdtps.modeling.checkpoints.names import load_file

@@ -1,4 +1,4 @@
-"""Help and keys: what the commands say without a run."""
+"""What all commands share: names, help, keys, flags, the configuration that words give, and outputs that are not replaced."""
 
 import json
 import os
@@ -10,10 +10,25 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from commands import ONE_LINE, ROOT, cli_args_for
+from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file, cli_args_for
 
-from demo_sdtps.commands import COMMANDS, convert_checkpoint, dispatch, evaluate
+from benchmarks import run as benchmark
+from demo_sdtps.commands import (
+    COMMANDS,
+    check_data,
+    convert_checkpoint,
+    dispatch,
+    evaluate,
+    export,
+    flags,
+    search,
+)
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.config.load import flatten
+from demo_sdtps.datasets import SPLITS
+from seps import __main__ as seps
 
 EVERY = sorted(
     path.relative_to(ROOT).as_posix()
@@ -107,3 +122,101 @@ def test_a_command_is_called_by_its_name(command):
         assert code == 2 and not stdout and stderr.count("\n") == 1
         assert stderr.startswith(ONE_LINE) and f"the nearest is {nearest!r}" in stderr
     assert command(dispatch, "--version")[1].strip() == import_module("demo_sdtps").__version__
+
+
+# The configuration of a command
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The current folder, with own data in folders and in a table, and a configuration."""
+    for split in SPLITS:
+        (tmp_path / "own" / split).mkdir(parents=True)
+    (tmp_path / "table.csv").touch()
+    (tmp_path / "mine.yml").write_text("SOLVER:\n  SEED: 5\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def parse(monkeypatch, parser, *words):
+    monkeypatch.setattr(sys, "argv", ["x", *map(str, words)])
+    return flags.parse(parser)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "config"),
+    [
+        ("Own/DeMo_Slim --data own", "Folder", "Own/DeMo_Slim"),
+        ("--data=table.csv Own/DeMo_Slim.yml", "CSV", "Own/DeMo_Slim"),
+        ("configs/RGBNT201/DeMo --data own", "Folder", "RGBNT201/DeMo"),
+        ("Own/RGB DATASETS.NAMES Images --data own", "Images", "Own/RGB"),
+        ("mine OUTPUT_DIR=runs/x.yml", "RGBNT201", "mine.yml"),
+        ("--config_file mine.yml DATASETS.ROOT_DIR own", "RGBNT201", "mine.yml"),
+    ],
+)
+def test_a_configuration_is_named_and_keys_override_it(place, monkeypatch, words, name, config):
+    more = ("--epochs", "2", "SOLVER.SEED", "7")
+    cfg = parse(monkeypatch, flags.training_parser("", ""), *words.split(), *more)
+    assert name == cfg.DATASETS.NAMES and (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.SEED) == (2, 7)
+    assert cfg.MODEL == load_cfg(config).MODEL
+
+
+def test_a_training_starts_from_a_checkpoint_and_follows_it(place, monkeypatch):
+    """And not the teacher of the checkpoint's own training."""
+    weights = str(checkpoint_file(place / "w.pth", load_cfg(CONFIG, ("MODEL.TEACHER", "gone.pth"))))
+    parsers = [flags.training_parser("", "") for _ in range(3)]
+    cfg = parse(monkeypatch, parsers[0], "mine", "--from", weights)
+    same = {"TEST.WEIGHT": weights, "MODEL.TEACHER": weights}
+    assert flatten(cfg) == flatten(load_cfg("mine")) | same
+    assert parse(monkeypatch, parsers[1], "--weight", weights).MODEL.TEACHER == ""
+    words = ("--weight", weights, "--teacher", "other.pth")
+    assert parse(monkeypatch, parsers[2], *words).MODEL.TEACHER == "other.pth"
+
+
+def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, monkeypatch):
+    weights = checkpoint_file(place / "w.pth", load_cfg(CONFIG))
+    words = ("OUTPUT_DIR", "x", "--weight", weights, "--data=own")
+    cfg = parse(monkeypatch, flags.config_parser(""), *words)
+    assert (cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR) == ("Folder", "own") and cfg.MODEL.USE_SDTPS
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("RGBNT20/DeMo", "the nearest is 'RGBNT201/DeMo'"),
+        ("", "give --weight a checkpoint"),
+        ("SOLVER.SED 1", "There is no configuration: name one"),
+        ("Own/RGB SOLVER.SED 1", "the nearest is 'SOLVER.SEED'"),
+    ],
+)
+def test_what_is_unknown_gets_the_nearest(place, refusal, words, message):
+    assert message in refusal(evaluate.flops, *words.split())
+
+
+# Outputs
+
+CONFIGURED = ("--config_file", CONFIG)
+SEARCHED = ("--query", "q", "--gallery", "g", "--csv", "x.csv")
+EVALUATION = (*CONFIGURED, "--weight", "none.pth")
+OUTPUTS = {
+    "evaluation": (test_net, "x.json", (*EVALUATION, "--json", "x.json")),
+    "evaluation of SEPS": (seps.test, "x.json", ("--weight", "none.pth", "--json", "x.json")),
+    "counts": (check_data, "x.json", (*CONFIGURED, "--json", "x.json")),
+    "features": (export.features, "x.npz", (*EVALUATION, "--output", "x.npz")),
+    "numbers": (evaluate.analyse, "x.json", (*EVALUATION, "--json", "x.json")),
+    "figure by default": (evaluate.draw_embedding, "embedding.png", EVALUATION),
+    "checkpoint": (convert_checkpoint, "x.pth", ("none.pth", "x.pth", "--to", "ours")),
+    "curves": (evaluate.draw_curves, "x.png", ("--run", "none", "--output", "x.png")),
+    "page": (evaluate.report, "x.html", (*CONFIGURED, "--run", "none", "--html", "x.html")),
+    "hits": (search, "x.csv", (*CONFIGURED, *SEARCHED)),
+    "benchmark": (benchmark, "x.json", ("--json", "x.json")),
+}
+"""Every way to give an output: command, the file that is there, and words; weights, data and runs do not exist."""
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, name):
+    command, file, words = OUTPUTS[name]
+    (tmp_path / file).write_text("mine")
+    message = refusal(getattr(command, "main", command), *words)
+    assert file in message and "--overwrite" in message

@@ -1,23 +1,24 @@
-"""A user's mistakes at the commands: one sentence, exit code 2, nothing left behind.
+"""The configuration that a checkpoint holds, and a user's mistakes at the commands: one sentence, exit code 2, nothing left
+behind. Mistakes in configurations are in test_config.py. Each reader and module has tests of what it refuses."""
 
-Those in configurations: tests/config/test_config_errors.py. Each reader and module has tests of what it refuses.
-"""
-
-import json
 import os
 
 import numpy as np
 import pytest
 import seps_tiny
 import torch
-from commands import BASELINE, CONFIG, cli_args_for, weights_file
+from commands import BASELINE, CONFIG, checkpoint_file, cli_args_for, parse_table, weights_file
 from processes import run
 
-from demo_sdtps.commands import evaluate, export
+from demo_sdtps.commands import convert_checkpoint, export
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
+from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from seps import __main__ as seps
+from seps.model import make_seps
+
+pytestmark = pytest.mark.usefixtures("shallow")
 
 
 @pytest.fixture
@@ -99,9 +100,6 @@ def test_weights_of_another_configuration_are_told_by_their_tensors(refusal, own
     message = refusal(test_net.main, *cli_args_for(own_root, *FILE, config=BASELINE))
     assert "do not fit" in message and "sdtps" in message and "and 36 more" in message
     assert message.count("is not part of the model") == 3
-    sizes = ("INPUT.SIZE_TRAIN", "[64,16]", "INPUT.SIZE_TEST", "[64,16]")
-    message = refusal(test_net.main, *cli_args_for(own_root, *FILE, *sizes))
-    assert "backbone.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in message
     weights_file(weights, load_cfg(BASELINE, cli_args_for(own_root)[2:]))
     message = refusal(test_net.main, *cli_args_for(own_root, *FILE))
     assert message.count("is missing") == 3 and "sdtps." in message
@@ -119,11 +117,59 @@ def test_a_mistake_with_seps_is_one_sentence(refusal, shapes_root, weights, main
     assert message in refusal(main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
 
 
-def test_a_run_without_evaluated_epochs(refusal, tmp_path):
-    (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1}]))
-    assert "metrics.json" in refusal(evaluate.draw_curves, "--run", tmp_path)
-
-
 @pytest.mark.parametrize("allocate", [np.empty, torch.empty], ids=["numpy", "torch"])
 def test_a_lack_of_memory_is_one_sentence(refusal, allocate):
     assert refusal(lambda: allocate(1 << 50)).startswith("There is not enough memory for this;")
+
+
+# The configuration of a checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_root, tmp_path_factory):
+    """Of untrained weights, as training writes it; the weights that its own configuration names are not there → its path."""
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "TEST.WEIGHT", "nowhere.pth")[2:])
+    return checkpoint_file(tmp_path_factory.mktemp("stored") / "best.pth", cfg)
+
+
+@pytest.fixture(scope="module")
+def seps_checkpoint(shapes_root, tmp_path_factory):
+    cfg = seps_tiny.cfg_for(shapes_root)
+    path = tmp_path_factory.mktemp("stored_seps") / "best.pth"
+    save_checkpoint(path, cfg, make_seps(cfg, pretrained=False)[0], epoch=1)
+    return path
+
+
+def test_the_same_numbers_as_with_the_file(command, checkpoint, tiny_root):
+    """KEY VALUE wins over either."""
+    options = ("TEST.MISS", "rn", "TEST.FEAT_NORM=no")
+    with_file = command(test_net.main, *cli_args_for(tiny_root, "--weight", checkpoint, *options))
+    without = command(test_net.main, f"TEST.WEIGHT={checkpoint}", *options)
+    assert without[:2] == with_file[:2] and list(parse_table(without[1])) == ["1", "2", "3"]
+    assert "without RGB and NI, features not normalised" in without[1]
+
+
+def test_seps_reads_it(command, seps_checkpoint, shapes_root):
+    with_file = command(
+        seps.test, *seps_tiny.cli_args_for(shapes_root, "--weight", seps_checkpoint)
+    )
+    without = command(seps.test, "--weight", seps_checkpoint)
+    assert without[:2] == with_file[:2] and without[0] == 0 and "rSum" in without[1]
+
+
+def test_checkpoints_of_the_other_kind_are_reported(refusal, checkpoint, seps_checkpoint):
+    for main, weights in ((test_net.main, seps_checkpoint), (seps.test, checkpoint)):
+        message = refusal(main, "--weight", weights)
+        assert message.startswith("Unknown key ") and str(weights) in message
+
+
+def test_weights_without_a_configuration_need_the_file(
+    command, refusal, checkpoint, tiny_root, tmp_path
+):
+    """Also as torch before 1.6 wrote them."""
+    weights = tmp_path / "demo.pth"
+    assert command(convert_checkpoint.main, checkpoint, weights, "--to", "demo")[0] == 0
+    content = torch.load(weights, weights_only=True)
+    torch.save(content, weights, _use_new_zipfile_serialization=False)
+    assert "--config_file" in refusal(test_net.main, "--weight", weights)
+    assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights))[0] == 0

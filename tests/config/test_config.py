@@ -1,4 +1,5 @@
-"""The configuration: DeMo's keys and files, what overrides what."""
+"""The configuration: DeMo's keys and files, the published ones, what overrides what, and mistakes, which are one sentence with
+the key, the value and where it comes from."""
 
 import ast
 import csv
@@ -7,20 +8,22 @@ from pathlib import Path
 
 import pytest
 import yaml
-from config_files import write
+from commands import ROOT
 
-from demo_sdtps.config import get_cfg, load_cfg
+from demo_sdtps.config import UserError, get_cfg, load_cfg
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
-from demo_sdtps.config.keys import KEYS
+from demo_sdtps.config.keys import DEMO_SCHEMA, KEYS
 from demo_sdtps.config.left import LEFT
-from demo_sdtps.config.load import DEMO_SCHEMA, flatten
+from demo_sdtps.config.load import StoredText, flatten
+from demo_sdtps.datasets import READERS
 from seps.schema import SEPS_SCHEMA
 
-ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs"
 OTHER_DEFAULTS = {
     *("DATALOADER.NUM_WORKERS", "MODEL.DEVICE", "MODEL.PRETRAIN_PATH_T", "OUTPUT_DIR"),
     "SOLVER.CHECKPOINT_PERIOD",  # a run resumes at the end of the last epoch
 }
+"""Keys that depend on the machine, and this one."""
 PUBLISHED = ("RGBNT201", "RGBNT100", "MSVR310")
 """Data sets that DeMo has a published file for: columns of the table."""
 
@@ -28,6 +31,22 @@ with open(ROOT / "tests" / "golden" / "config_keys.tsv", encoding="utf-8") as ta
     DEMO_KEYS = list(
         csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t")
     )
+
+
+def write(folder, text):
+    path = folder / "some" / "run.yml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def error(*arguments):
+    """The sentence that loading raises."""
+    with pytest.raises(UserError) as raised:
+        load_cfg(*arguments)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
 
 
 def in_demos_style(name, value):
@@ -39,24 +58,6 @@ def in_demos_style(name, value):
     if isinstance(value, str):
         return f'"{value}"'
     return f"[ {', '.join(map(str, value))} ]" if isinstance(value, list) else str(value)
-
-
-def demo_file(dataset, every_key):
-    """DeMo's file for a data set as YAML in its style, and the values that it means.
-
-    It states what differs from DeMo's defaults, or, with `every_key`, all of its keys.
-    """
-    values, sections = {"OUTPUT_DIR": f"../{dataset}"}, {}
-    for row in DEMO_KEYS:
-        name = row["key"]
-        if "." in name and (every_key or row[dataset]):
-            values[name] = literal_eval(row[dataset] or row["default"])
-            section, leaf = name.split(".")
-            sections.setdefault(section, []).append(
-                f"  {leaf}: {in_demos_style(name, values[name])}"
-            )
-    text = "\n".join(f"{section}:\n" + "\n".join(lines) for section, lines in sections.items())
-    return text + f"\nOUTPUT_DIR: '../{dataset}'\n", values
 
 
 # Keys and defaults
@@ -79,7 +80,7 @@ def test_the_defaults_of_seps_are_the_originals():
 
 
 def test_every_key_allows_its_default():
-    assert len({key.name for key in KEYS}) == len(KEYS)
+    assert len(DEMO_SCHEMA.by_name) == len(KEYS)
     for key in KEYS:
         assert load_cfg(None, [key.name, key.default]) == load_cfg(), key.name
 
@@ -97,17 +98,11 @@ def test_every_key_is_read():
 # Files
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted((ROOT / "configs").rglob("*.yml")),
-    ids=lambda path: f"{path.parent.name}-{path.stem}",
-)
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yml")), ids=lambda path: path.stem)
 def test_every_file_in_configs_loads(path):
     cfg = load_cfg(path, (), SEPS_SCHEMA if path.parent.name == "SEPS" else DEMO_SCHEMA)
     stated, values = yaml.safe_load(path.read_text(encoding="utf-8")), flatten(cfg)
-    assert (stated.pop("_BASE_", None) is None) == (
-        path.parent.name == "SEPS" or (path.stem == "Baseline" and path.parent.name != "WMVeID863")
-    )
+    stated.pop("_BASE_", None)
     for name, value in flatten(stated).items():
         assert values[name] == (tuple(value) if isinstance(values[name], tuple) else value)
     assert Path(cfg.OUTPUT_DIR) == Path("runs") / path.parent.name / path.stem
@@ -116,14 +111,54 @@ def test_every_file_in_configs_loads(path):
     assert ("none" if is_random else "hub") == cfg.MODEL.PRETRAIN_PATH_T
 
 
-@pytest.mark.parametrize("every_key", [False, True], ids=["what differs", "every key"])
+@pytest.mark.parametrize("folder", READERS)
+def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
+    modules = {"MODEL.HDM", "MODEL.ATM", "MODEL.USE_SDTPS"}
+    apart = {"MODEL.SDTPS_LOSS_WEIGHT", "MODEL.SDTPS_FEEDS_HDM"}
+    slim = {name for name in DEMO_SCHEMA.by_name if name.startswith("MODEL.SLIM_")}
+    slim |= {"MODEL.HDM", "MODEL.ATM", "INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
+    kinds = {
+        "DeMo": {"MODEL.HDM", "MODEL.ATM"},
+        "DeMo_SDTPS": {"MODEL.USE_SDTPS"},
+        "DeMo_with_SDTPS": modules | apart,
+        "DeMo_Slim": slim,
+    }
+    baseline = flatten(load_cfg(f"{folder}/Baseline"))
+    assert baseline["DATASETS.NAMES"] == folder and not any(baseline[name] for name in modules)
+    for kind, differing in kinds.items():
+        values = flatten(load_cfg(f"{folder}/{kind}"))
+        actual = {name for name in values if values[name] != baseline[name]} - {"OUTPUT_DIR"}
+        # each synthetic one has the learning rate that was chosen for it
+        tuned = {"MODEL.HEAD", "SOLVER.BASE_LR"} if folder == "Synthetic" else {"MODEL.HEAD"}
+        assert differing & modules <= actual <= differing | tuned
+        assert all(values[name] for name in differing & modules)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_demo_is_configured_as_published(name):
+    ours = flatten(load_cfg(f"{name}/DeMo"))
+    differ = {
+        row["key"]
+        for row in DEMO_KEYS
+        if row["key"] in ours and ours[row["key"]] != literal_eval(row[name] or row["default"])
+    }
+    # 'None' and 'nothing' both say complete triplets
+    assert differ <= {*OTHER_DEFAULTS, "DATASETS.ROOT_DIR", "TEST.MISS"} and len(DEMO_KEYS) > 70
+    assert ours["TEST.MISS"] in ("None", "nothing")
+
+
 @pytest.mark.parametrize("dataset", PUBLISHED)
-def test_demos_own_files_load(tmp_path, dataset, every_key):
-    text, values = demo_file(dataset, every_key)
-    assert len(values) == 1 + sum(
-        every_key or bool(row[dataset]) for row in DEMO_KEYS if "." in row["key"]
-    )
-    cfg = load_cfg(write(tmp_path, text))
+def test_demos_own_files_load(tmp_path, dataset):
+    """With all of its keys in its style."""
+    values, sections = {"OUTPUT_DIR": f"../{dataset}"}, {}
+    for row in DEMO_KEYS:
+        name = row["key"]
+        if "." in name:
+            values[name] = literal_eval(row[dataset] or row["default"])
+            section, leaf = name.split(".")
+            line = f"  {leaf}: {in_demos_style(name, values[name])}\n"
+            sections[section] = sections.get(section, f"{section}:\n") + line
+    cfg = load_cfg(write(tmp_path, "".join(sections.values()) + f"OUTPUT_DIR: '../{dataset}'\n"))
     kept = {name: value for name, value in values.items() if name not in LEFT}
     assert flatten(cfg) == flatten(get_cfg()) | kept
     assert cfg.MODEL.HDM and cfg.MODEL.ATM and dataset == cfg.DATASETS.NAMES
@@ -135,17 +170,15 @@ def test_demos_own_files_load(tmp_path, dataset, every_key):
         ("MODEL: {DEVICE_ID: ('0')}", "MODEL.DEVICE_ID", "0"),
         ("SOLVER: {WEIGHT_DECAY: 1e-3}", "SOLVER.WEIGHT_DECAY", 0.001),
         ("SOLVER: {BIAS_LR_FACTOR: 3}", "SOLVER.BIAS_LR_FACTOR", 3.0),
+        ("INPUT: {PIXEL_MEAN: [0, 0.5, 1]}", "INPUT.PIXEL_MEAN", [0.0, 0.5, 1.0]),
         ("MODEL: {STRIDE_SIZE: '(12, 12)'}", "MODEL.STRIDE_SIZE", [12, 12]),
         ("TEST: {MISS: None}", "TEST.MISS", "None"),
         ("TEST: {MISS: n}", "TEST.MISS", "n"),
         ("MODEL: {IF_LABELSMOOTH: off}", "MODEL.IF_LABELSMOOTH", "off"),
         ("TEST: {FEAT_NORM: yes}", "TEST.FEAT_NORM", "yes"),
-        ("RESUME: 'True'", "RESUME", "yes"),
         ("MODEL: {USE_SDTPS: yes}", "MODEL.USE_SDTPS", True),
         ("SOLVER.MAX_EPOCHS: 3", "SOLVER.MAX_EPOCHS", 3),
         ("\ufeffMODEL:\r\n  HEAD: 4\r\n", "MODEL.HEAD", 4),  # as an editor on Windows writes it
-        # all of a section commented out
-        ("MODEL:\n  # HEAD: 2\nSOLVER:\n  SEED: 3", "SOLVER.SEED", 3),
     ],
 )
 def test_a_value_takes_the_type_of_its_key(tmp_path, text, name, expected):
@@ -164,19 +197,10 @@ def test_a_file_starts_from_its_base(tmp_path):
     assert f"runs/{tmp_path.name}/last" == cfg.OUTPUT_DIR
 
 
-@pytest.mark.parametrize(
-    "opts",
-    [
-        ["SOLVER.MAX_EPOCHS", "7", "SOLVER.MAX_EPOCHS", "9"],
-        ["SOLVER.MAX_EPOCHS=9"],
-        ["SOLVER.MAX_EPOCHS=7", "SOLVER.MAX_EPOCHS", 9],
-    ],
-    ids=str,
-)
-def test_the_command_line_beats_the_file_and_the_last_word_wins(tmp_path, opts):
-    cfg = load_cfg(
-        write(tmp_path, "SOLVER: {MAX_EPOCHS: 3, SEED: 5}"), [*opts, "OUTPUT_DIR=runs/lr=0.1"]
-    )
+def test_the_command_line_beats_the_file_and_the_last_word_wins(tmp_path):
+    path = write(tmp_path, "SOLVER: {MAX_EPOCHS: 3, SEED: 5}")
+    opts = ["SOLVER.MAX_EPOCHS", "7", "SOLVER.MAX_EPOCHS=9", "OUTPUT_DIR=runs/lr=0.1"]
+    cfg = load_cfg(path, opts)
     assert (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.SEED, cfg.SOLVER.EVAL_PERIOD) == (9, 5, 1)
     assert cfg.OUTPUT_DIR == "runs/lr=0.1"
 
@@ -186,17 +210,103 @@ def test_a_dumped_configuration_loads_back_equal(tmp_path):
         *("MODEL.IF_LABELSMOOTH=off", "TEST.FEAT_NORM=no", "TEST.MISS=nt", "MODEL.DEVICE_ID=3"),
         *("SOLVER.WEIGHT_DECAY=1e-5", "OUTPUT_DIR=a b/ü"),
     ]
-    cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml", opts)
+    cfg = load_cfg("RGBNT201/DeMo_SDTPS", opts)
     assert load_cfg(write(tmp_path, cfg.dump())) == cfg
     opts = ["SOLVER.STEPS=(1, 2)", "MODEL.TEXT_TOWER=a b/ü", "OUTPUT_DIR=x"]
     seps = load_cfg(None, opts, SEPS_SCHEMA)
     assert load_cfg(write(tmp_path, seps.dump()), (), SEPS_SCHEMA) == seps
 
 
-def test_output_dir_follows_the_file_unless_it_is_given(tmp_path, monkeypatch):
-    path, expected = write(tmp_path, ""), get_cfg()
-    expected.OUTPUT_DIR = "runs/some/run"
-    assert load_cfg(path) == expected
-    assert load_cfg(path, ["OUTPUT_DIR", "elsewhere"]).OUTPUT_DIR == "elsewhere"
-    monkeypatch.chdir(path.parent)  # a name without folder still has one
-    assert load_cfg("run.yml").OUTPUT_DIR == "runs/some/run"
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("MODEL.SDTPS_SPARS_RATIO", "MODEL.SDTPS_SPARSE_RATIO"),
+        ("solver.max_epochs", "SOLVER.MAX_EPOCHS"),
+        ("MAX_EPOCHS", "SOLVER.MAX_EPOCHS"),
+    ],
+)
+def test_an_unknown_key_is_reported_with_the_nearest(tmp_path, wrong, right):
+    path = write(tmp_path, f"{wrong}: True")
+    for message, source in (
+        (error(None, [wrong, "True"]), "the command line"),
+        (error(path), path),
+    ):
+        assert repr(wrong) in message and repr(right) in message and str(source) in message
+
+
+CLIP = "MODEL.TRANSFORMER_TYPE ViT-B-16"
+MISTAKES = {
+    "a type": ("SOLVER.MAX_EPOCHS ten", "'ten'"),
+    "no number": ("SOLVER.BASE_LR nan", "'nan'"),
+    "an end of a range": ("MODEL.SDTPS_SPARSE_RATIO 0", "(0, 1]"),
+    "an end that is excluded": ("DATASETS.VALIDATION 1", "[0, 1)"),
+    "a value of another length": ("INPUT.SIZE_TRAIN [128]", "[128]"),
+    "an entry out of a range": ("INPUT.PIXEL_STD [1,1,0]", "greater than 0"),
+    "an entry that is no number": ("MODEL.SLIM_KEEP [half]", "shares"),
+    "equal blocks": ("MODEL.SLIM_BLOCKS [1,1] MODEL.SLIM_KEEP [0.5,0.5]", "[1, 1]"),
+    "modalities in another order": ("MODEL.MODALITIES [TI,RGB]", "['RGB', 'TI']"),
+    "a choice": ("SOLVER.OPTIMIZER_NAME adam", "'Adam'"),
+    "two sizes": ("INPUT.SIZE_TRAIN [128,64]", "INPUT.SIZE_TEST"),
+    "no whole identities": ("SOLVER.IMS_PER_BATCH 100", "NUM_INSTANCE"),
+    "one identity a batch": ("SOLVER.IMS_PER_BATCH 16", "NUM_INSTANCE"),
+    "a module that needs another": ("MODEL.ATM True", "MODEL.HDM"),
+    "noise that is not drawn": ("MODEL.SDTPS_GUMBEL_SELECT True", "MODEL.SDTPS_USE_GUMBEL"),
+    "no center loss": ("MODEL.IF_WITH_CENTER yes", "METRIC_LOSS_TYPE"),
+    "the backbone's depth": (f"MODEL.DEPTH 8 {CLIP}", "MODEL.DEPTH"),
+    "no modality left": ("TEST.MISS r MODEL.MODALITIES [RGB]", "MODEL.MODALITIES"),
+    "all cases and one": ("TEST.CROSS_MODAL True TEST.MISS r", "TEST.MISS"),
+    "a key without a value": ("SOLVER.SEED=", "None"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_wrong_value_is_reported(name):
+    words, reason = MISTAKES[name]
+    message = error(None, words.split())
+    assert words.partition(" ")[0].rstrip("=") in message and reason in message
+
+
+def test_a_mistake_in_a_configuration_of_seps_is_reported():
+    assert "'MODEL.HDM'" in error(None, ["MODEL.HDM", "True"], SEPS_SCHEMA)
+    assert "SOLVER.STEPS" in error(None, ["SOLVER.STEPS", "(5,3)"], SEPS_SCHEMA)
+    assert load_cfg(None, ["SOLVER.STEPS", "(3,)"], SEPS_SCHEMA).SOLVER.STEPS == (3,)  # not left
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", "line 3"),
+        ("- MODEL\n- SOLVER", "KEY: value"),
+        ("MODEL:\n  HEAD: 4\nSOLVER:\n  SEED: 1\nMODEL:\n  HDM: True", "MODEL stands twice"),
+        ("OUTPUT_DIR: Läufe".encode("latin-1"), "utf-8"),
+        ("_BASE_: none.yml", "none.yml"),
+        ("_BASE_: run.yml", "_BASE_"),
+    ],
+    ids=str,
+)
+def test_a_file_that_cannot_be_read_is_reported(tmp_path, content, reason):
+    path = tmp_path / "run.yml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert str(tmp_path) in (message := error(path)) and reason in message
+
+
+def test_a_missing_file_is_reported_with_the_nearest_name():
+    assert "'RGBNT201/DeMo'" in error("RGBNT20/DeMo")
+
+
+def test_the_old_default_of_a_key_that_left_is_dropped(tmp_path):
+    assert not LEFT.keys() & DEMO_SCHEMA.by_name.keys()
+    lines = [f"{name}: {key.default!r}" for name, key in LEFT.items()]
+    path = write(tmp_path, "\n".join(["SOLVER.SEED: 5", *lines]))
+    cfg = load_cfg(path, [word for name, key in LEFT.items() for word in (name, str(key.default))])
+    assert cfg.SOLVER.SEED == 5 and "WANDB" not in cfg.SOLVER and "NAME" not in cfg.MODEL
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_another_value_of_a_key_that_left_is_refused(tmp_path, name):
+    stored = StoredText(tmp_path / "best.pth", f"{name}: 27")
+    for message in (error(None, [name, "27"]), error(stored)):
+        assert message.startswith(f"{name} in ") and LEFT[name].description in message

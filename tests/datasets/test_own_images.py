@@ -123,9 +123,7 @@ def test_the_model_scales_features_as_its_data_were(own, tmp_path):
     assert read_ranges(reid.cfg) | {"TI": 0} == {"RGB": PERCENTILES, "NI": PERCENTILES, "TI": 0}
 
 
-@pytest.mark.parametrize(
-    "entry", ["TI=5:5", "TI=9", "IR=1:2", "TI=1%:9", "TI=1%:101%", 3, "TI=1:2,TI=3:4"]
-)
+@pytest.mark.parametrize("entry", ["TI=5:5", "TI=9", "IR=1:2", "TI=1%:9", "TI=1%:101%", 3])
 def test_a_range_is_stated_in_one_way(entry):
     with pytest.raises(UserError, match=r"INPUT\.RANGES .* such as TI=27315:31315"):
         load_cfg(None, ["INPUT.RANGES", f"[{entry}]"])
