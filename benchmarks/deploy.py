@@ -16,7 +16,7 @@ from benchmarks.rows import Row, ratio_row
 from benchmarks.timing import in_turns
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.datasets.transforms import Transform, test_transform
-from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import DeMo
 from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.precision import cast_copy, evaluating
 from demo_sdtps.retrieval.extractor import Extractor

@@ -18,9 +18,9 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.operations import count_macs, count_parameters
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.checkpoints.names import from_demo
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.precision import inference

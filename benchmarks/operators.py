@@ -16,8 +16,8 @@ from benchmarks.model import GPU_BATCH, configuration
 from benchmarks.rows import Row
 from benchmarks.slimming import DENSE, STAGES, STEP, Setting
 from benchmarks.timing import CAMERAS, CLASSES, random_batch, training_step
-from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling import backbones as vit
+from demo_sdtps.modeling.demo import DeMo, make_model
 from demo_sdtps.modeling.precision import inference
 from demo_sdtps.training.optim import make_optimizer
 

@@ -28,8 +28,7 @@ from benchmarks.timing import (
 from demo_sdtps.config import with_values
 from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.evaluation.operations import count_macs
-from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.demo import make_slimming
+from demo_sdtps.modeling.demo import make_model, make_slimming
 from demo_sdtps.modeling.precision import inference
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.gpu import Recording

@@ -11,7 +11,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets.loaders import Batch
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.precision import evaluating
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision

@@ -51,19 +51,15 @@ class ImageTower(nn.Module):
     def load(self, source: str) -> str:
         """`load_tower` of MODEL.PRETRAIN_PATH_T; timm converts names and resizes position embeddings."""
 
-        def convert(weights: Weights) -> tuple[Weights, list[str]]:
+        def convert(weights: Weights) -> Weights:
             rename = getattr(sys.modules[type(self.tower).__module__], "checkpoint_filter_fn", None)
             try:
-                converted = rename(weights, self.tower) if rename else weights
+                return rename(weights, self.tower) if rename else weights
             except Exception as error:  # a filter may raise anything for weights of another model
                 raise UserError(
                     f"MODEL.PRETRAIN_PATH_T {source} holds weights that timm cannot convert to {self.name} ({error}); give "
                     f"weights of this tower, {OTHERS}."
                 ) from None
-            same = [name for name in weights if name in converted]
-            return converted, [
-                name for name in same if weights[name].shape != converted[name].shape
-            ]
 
         return load_tower(self.tower, self.name, source, convert)
 

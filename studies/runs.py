@@ -20,7 +20,7 @@ from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.tables import evaluated_records, read_records, read_run
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.runtime.files import atomic_write, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user

@@ -192,8 +192,8 @@ def flops() -> None:
     cli.add_count(parser, "--camera_num", None, f"cameras ({without} {CAMERAS})")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.evaluation.operations import operations_table
-    from demo_sdtps.modeling import make_model
     from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
+    from demo_sdtps.modeling.demo import make_model
 
     classes, cameras, checkpoint = CLASSES, CAMERAS, None
     if cfg.TEST.WEIGHT:

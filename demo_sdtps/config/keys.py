@@ -243,7 +243,7 @@ ROWS: tuple[tuple, ...] = (
     ("SOLVER.DISTILL_TEMPERATURE", 4.0, "temperature of both softmaxes in it", POSITIVE),
     ("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", POSITIVE),
     ("TEST.AMP", "off", "half precision of the backbone in evaluation, as SOLVER.AMP", AMP),
-    ("TEST.WEIGHT", "", "checkpoint: a file, a folder, or owner/name of Hugging Face"),
+    ("TEST.WEIGHT", "", "checkpoint: a file or a folder"),
     ("TEST.RETURN_PATTERN", 3, "features: 1 original, 2 enhanced, 3 both", common.RETURN_PATTERNS),
     (
         "TEST.MISS",

@@ -13,9 +13,8 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
 from demo_sdtps.datasets import Sample, check_trained_on, read_splits
 from demo_sdtps.datasets.loaders import Batch, batches
-from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
-from demo_sdtps.modeling.demo import EncodedTriplets, missing_modalities
+from demo_sdtps.modeling.demo import DeMo, EncodedTriplets, make_model, missing_modalities
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.precision import check_features, compile_model, inference

@@ -10,7 +10,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import with_values
-from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.demo import DeMo, make_model
 from demo_sdtps.modeling.precision import evaluating, inference
 
 OPERATORS = {

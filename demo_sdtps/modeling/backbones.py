@@ -86,16 +86,6 @@ def create(name: str, **kwargs) -> Transformer:
     )
 
 
-def check_grid(cfg: CfgNode, vit: Transformer) -> None:
-    """Raise `UserError` for an image smaller than a patch."""
-    name, patch = cfg.MODEL.TRANSFORMER_TYPE, vit.patch_embed.patch_size
-    if min(vit.patch_embed.grid_size) < 1:
-        raise UserError(
-            f"INPUT.SIZE_TRAIN is {list(cfg.INPUT.SIZE_TRAIN)}, smaller than one patch of {name} "
-            f"({patch[0]}×{patch[1]}); make the images larger."
-        )
-
-
 class Backbone(nn.Module):
     """A Vision Transformer with side information embedding (SIE): images and cameras to patch and class tokens.
 
@@ -138,9 +128,7 @@ class Backbone(nn.Module):
 
     def _create(self, cfg: CfgNode, name: str, **kwargs) -> Transformer:
         embed = partial(StridedPatchEmbed, stride=tuple(cfg.MODEL.STRIDE_SIZE))
-        vit = create(name, img_size=tuple(cfg.INPUT.SIZE_TRAIN), embed_layer=embed, **kwargs)
-        check_grid(cfg, vit)
-        return vit
+        return create(name, img_size=tuple(cfg.INPUT.SIZE_TRAIN), embed_layer=embed, **kwargs)
 
     def embed(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         """images (B, 3, H, W), cameras (B,) → the first block's input (B, P + N, C)."""
@@ -250,7 +238,6 @@ class EvaViT(Backbone):
         # Eva takes no other class of patch embedding, so that what depends on the grid is replaced after construction.
         embed, patches = vit.patch_embed, vit.patch_embed.num_patches
         set_grid(embed, tuple(cfg.INPUT.SIZE_TRAIN), tuple(cfg.MODEL.STRIDE_SIZE))
-        check_grid(cfg, vit)
         if vit.pos_embed is not None:
             length = vit.pos_embed.shape[1] - patches + embed.num_patches
             vit.pos_embed = nn.Parameter(torch.empty(1, length, vit.embed_dim))

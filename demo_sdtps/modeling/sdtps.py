@@ -74,12 +74,6 @@ def gumbel_noise(like: torch.Tensor) -> torch.Tensor:
     return -torch.empty_like(like).exponential_().clamp_min(torch.finfo(like.dtype).tiny).log()
 
 
-def straight_through_mask(noisy: torch.Tensor, hard: torch.Tensor, tau: float) -> torch.Tensor:
-    """`hard` in the forward, the gradient of softmax(noisy / tau) in the backward; noisy = score + Gumbel noise. All (B, N)."""
-    soft = (noisy / tau).softmax(dim=-1)
-    return hard + (soft - soft.detach())
-
-
 def best(score: torch.Tensor, keep: int) -> torch.Tensor:
     """Indices of the `keep` best of N patches, best first: score (..., N) → (..., keep)."""
     # stable: of equal patches the first
@@ -97,7 +91,10 @@ def select(
     noisy = score if gumbel_tau is None else score + gumbel_noise(score)
     kept = best(noisy if by_noise else score, keep)
     hard = torch.zeros_like(score).scatter(-1, kept, 1.0)
-    return kept, hard if gumbel_tau is None else straight_through_mask(noisy, hard, gumbel_tau)
+    if gumbel_tau is None:
+        return kept, hard
+    soft = (noisy / gumbel_tau).softmax(dim=-1)
+    return kept, hard + (soft - soft.detach())
 
 
 def gather_tokens(tokens: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

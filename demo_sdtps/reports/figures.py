@@ -24,8 +24,7 @@ from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
 from demo_sdtps.evaluation import analysis, metrics, tables
 from demo_sdtps.evaluation.extraction import encode_cases
 from demo_sdtps.evaluation.protocol import TestData, exclude_key, normalise, ranked_distances
-from demo_sdtps.modeling import DeMo
-from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.demo import DeMo, missing_modalities
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.precision import inference
 from demo_sdtps.runtime.device import choose_precision

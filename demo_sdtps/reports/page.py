@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.extraction import Model
-from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import DeMo
 from demo_sdtps.reports.figures import COLOURS, TEMPLATES, description, images, kept_patches
 
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, JPEG's quality

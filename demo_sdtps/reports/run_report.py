@@ -23,9 +23,8 @@ from demo_sdtps.evaluation.extraction import (
     load_model_and_data,
     missing_cases,
 )
-from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import stored_config
-from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.demo import DeMo, missing_modalities
 from demo_sdtps.reports.figures import BEST, spread
 from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.runtime.errors import check_extra

@@ -15,8 +15,8 @@ from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption
-from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import load_weights
+from demo_sdtps.modeling.demo import DeMo
 from demo_sdtps.reports.figures import COLOURS, kind, plt, save
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress

@@ -21,8 +21,8 @@ from demo_sdtps.datasets import Sample, check_trained_on, trained_cameras
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import extract_features
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints import loading
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.precision import compile_model
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import Reid

@@ -300,10 +300,9 @@ def load(
     """A model for the user's images: an `Extractor` from a checkpoint, on the GPU if there is one, or an `ExportedReid`.
 
     `weight` is a file of train_net.py or of DeMo, the folder of a run (last.pth is read) or of `Extractor.save_pretrained`, the
-    .safetensors file in it, or, where no such folder is here, owner/name of a repository of the Hugging Face hub; or an
-    exported file, .onnx or .xml. `opts` are KEY VALUE pairs that override the checkpoint's configuration, such as "TEST.AMP",
-    "auto"; `device` is that of MODEL.DEVICE. `config_file` replaces the configuration, for checkpoints of DeMo, which have
-    none. Raises `UserError` for weights that are missing, cannot be read, or do not fit.
+    .safetensors file in it, or an exported file, .onnx or .xml. `opts` are KEY VALUE pairs that override the checkpoint's
+    configuration, such as "TEST.AMP", "auto"; `device` is that of MODEL.DEVICE. `config_file` replaces the configuration, for
+    checkpoints of DeMo, which have none. Raises `UserError` for weights that are missing, cannot be read, or do not fit.
     """
     on_device = ["MODEL.DEVICE", device] if device else []
     pairs = [*map(str, [*opts, *on_device]), "TEST.WEIGHT", str(weight)]

@@ -13,8 +13,8 @@ from commands import ROOT, cli_args_for
 from PIL import Image
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.training.record import commit
 from vit_slim import Score
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.commands import evaluate
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.fusion import HDM
 from tests.reference.fusion import Fusion
 

@@ -16,7 +16,7 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import SPLITS, completeness, read_splits
 from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from tests.datasets.test_own_data import (
     PATTERN,
     TINY,

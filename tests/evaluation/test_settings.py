@@ -15,7 +15,7 @@ from demo_sdtps.evaluation.protocol import (
     rank_sets,
     ranked_distances,
 )
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from tests.reference import ranking, reranking
 
 

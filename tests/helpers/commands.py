@@ -14,8 +14,8 @@ import torch
 from numeric import shift_seed, tolerance
 from tiny import MODEL
 
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
+from demo_sdtps.modeling.demo import make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"

@@ -7,8 +7,8 @@ from commands import CONFIG, EPOCH, SMALL
 from numeric import shift_seed
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
+from demo_sdtps.modeling.demo import make_model
 
 
 def make_run(folder, root, *opts, config=CONFIG):

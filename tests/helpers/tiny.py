@@ -13,7 +13,7 @@ from numeric import assert_close, generator, shift_seed, tolerance
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.extraction import encode_cases
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.losses import TrainingOutput
 
 ROOT = Path(__file__).resolve().parents[2]

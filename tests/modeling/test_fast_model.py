@@ -28,9 +28,9 @@ from tiny import (
 import demo_sdtps.modeling.backbones as backbone_module
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.evaluation.extraction import extract_patterns
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import QuickGELUMlp
 from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.precision import inference
 from demo_sdtps.runtime.device import autocast
 from tests.reference import demo as reference_demo

@@ -15,10 +15,9 @@ from torch import nn
 from demo_sdtps.config import load_cfg
 from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.modeling import backbones as clip
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import to_demo
-from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.demo import make_model, missing_modalities
 
 SIZE = [128, 64]
 STAGES = ["MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]

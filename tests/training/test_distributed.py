@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime import distributed
 

@@ -7,7 +7,7 @@ from numeric import assert_close
 from tiny import CLIP_CONFIG, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.training.optim import (
     make_center_optimizer,

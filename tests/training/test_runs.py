@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 
 pytestmark = pytest.mark.usefixtures("shallow")
 

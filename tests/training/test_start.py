@@ -58,7 +58,7 @@ def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_p
     path = checkpoint_file(tmp_path / "best.pth", with_values(cfg, {"OUTPUT_DIR": str(tmp_path)}))
     assert "give another OUTPUT_DIR" in refusal(train_net.main, "--weight", path, "--overwrite")
     words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "MODEL.PRETRAIN_PATH_T", path)
-    assert f"start from it by --weight {path}" in refusal(train_net.main, *words)
+    assert f"{path} holds weights of another model" in refusal(train_net.main, *words)
     words = seps_tiny.cli_args_for(shapes_root, "OUTPUT_DIR", "run", "TEST.WEIGHT", path)
     assert "leave it out" in refusal(seps.train, *words)
 

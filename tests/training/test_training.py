@@ -11,7 +11,7 @@ from tiny import random_images, tiny_cfg, tiny_model
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets.loaders import Batch
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.runtime.device import set_seed
 from demo_sdtps.training.reid import ReIDLoss
 

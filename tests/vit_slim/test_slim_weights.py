@@ -10,9 +10,9 @@ from commands import BASELINE, ONE_LINE, cli_args_for, read_cases
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import to_demo
+from demo_sdtps.modeling.demo import make_model
 
 STAGES = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
 ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]")

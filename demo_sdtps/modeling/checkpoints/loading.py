@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import nn
 from yacs.config import CfgNode
 
@@ -33,7 +32,6 @@ SAVED, SAVED_PREFIX, SAVED_CONFIG = "model.safetensors", "model.", "config.json"
 """What `Extractor.save_pretrained` writes: the weights, what their names begin with, and the arguments of `Extractor`."""
 IN_FOLDER = ("last.pth", "best.pth", SAVED)
 """What a folder is read from, the first that it has: of a run the last epoch, whose figures are fair (docs/train.md)."""
-REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.pth)(?<!\.safetensors)")
 IN_TRAINING = re.compile(
     r"TEST\.|MODEL\.(DROP_|ATT_DROP|FROZEN|SDTPS_\w*GUMBEL|ID_|IF_|METRIC_|TRIPLET_|NO_MARGIN|\w+_LOSS_WEIGHT)"
 )
@@ -96,12 +94,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     weights = {rename(name, [FORMER]): tensor for name, tensor in named_tensors(content).items()}
     has_demo_names = is_demo(weights)
     if has_demo_names:
-        try:
-            weights = from_demo(weights)
-        except ValueError as error:
-            raise UserError(
-                f"The weights {path} cannot be used: {error}; give another file."
-            ) from None
+        weights = from_demo(weights)
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER)]
     if not classes:
         first = f", the first {min(weights)}" if weights else ""
@@ -126,7 +119,7 @@ def stored_config(path: str | Path) -> StoredText:
     """The configuration that a checkpoint, or an exported file, was trained with."""
     if is_exported(path):
         return ExportedModel(path).config
-    path, content = _load(path, without_weights=True)
+    path, content = _load(path)
     text = content.get("config")
     if not isinstance(text, str) or not text.strip():
         raise UserError(
@@ -137,17 +130,8 @@ def stored_config(path: str | Path) -> StoredText:
 
 
 def weights_file(name: str | Path) -> Path:
-    """The file that is meant by the name of weights: a file, the first of IN_FOLDER in a folder, or, where there is
-    neither, of a repository owner/name of the Hugging Face hub, which is downloaded."""
+    """The file that is meant by the name of weights: a file, or the first of IN_FOLDER in a folder."""
     path = Path(name)
-    if not path.exists() and REPOSITORY.fullmatch(str(name)):
-        try:
-            path = Path(snapshot_download(str(name), allow_patterns=[SAVED, SAVED_CONFIG]))
-        except Exception as error:  # the hub's client raises many types
-            raise UserError(
-                f"The weights {name} are no file or folder here, nor could a repository of that name be downloaded "
-                f"from the Hugging Face hub ({type(error).__name__}); correct the name, or check the network."
-            ) from error
     if path.is_dir():
         path = next((path / file for file in IN_FOLDER if (path / file).is_file()), path)
     if not path.is_file():
@@ -158,7 +142,7 @@ def weights_file(name: str | Path) -> Path:
     return path
 
 
-def _load(name: str | Path, without_weights: bool = False) -> tuple[Path, Mapping[str, Any]]:
+def _load(name: str | Path) -> tuple[Path, Mapping[str, Any]]:
     """The file of weights by `weights_file`, and its content, that of a saved `Extractor` under the names of a checkpoint."""
     path = weights_file(name)
     if is_exported(path):
@@ -166,7 +150,7 @@ def _load(name: str | Path, without_weights: bool = False) -> tuple[Path, Mappin
             f"The weights {path} are an exported model, but a checkpoint is needed; give the one that it was made from."
         )
     try:
-        content = load_file(path, without_weights)
+        content = load_file(path)
     except ValueError:
         raise UserError(
             f"The weights {path} cannot be read as a torch checkpoint of plain tensors or as safetensors (another "

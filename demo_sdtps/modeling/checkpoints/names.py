@@ -28,24 +28,29 @@ QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_track
 Weights = dict[str, torch.Tensor]
 CONTAINERS = ("model", "state_dict")  # keys under which training code stores the weights
 CLIP_MARK = "BACKBONE.base.conv1.weight"  # a key of DeMo's CLIP backbone alone; DeMo's ImageNet backbone has timm's names
-# Parts of names in DeMo's CLIP backbone (below BACKBONE.base.) and in timm's.
-CLIP_NAMES = (
-    ("conv1.", "patch_embed.proj."),
-    ("class_embedding", "cls_token"),
-    ("positional_embedding", "pos_embed"),
-    ("ln_pre.", "norm_pre."),
-    ("ln_post.", "norm."),
-    ("transformer.resblocks.", "blocks."),
-    (".ln_1.", ".norm1."),
-    (".ln_2.", ".norm2."),
-    (".attn.in_proj_", ".attn.qkv."),
-    (".attn.out_proj.", ".attn.proj."),
-    (".mlp.c_fc.", ".mlp.fc1."),
-    (".mlp.c_proj.", ".mlp.fc2."),
-)
-CLIP_PROJECTION = ("proj", "head.weight")
-"""Its names in CLIP and in timm; transposed, because CLIP multiplies from the right and a Linear layer from the left."""
+# Names in DeMo's CLIP backbone (below BACKBONE.base.) and in timm's: their beginnings, and parts of them.
+CLIP_STARTS = {
+    "conv1.": "patch_embed.proj.",
+    "class_embedding": "cls_token",
+    "positional_embedding": "pos_embed",
+    "ln_pre.": "norm_pre.",
+    "ln_post.": "norm.",
+    "transformer.resblocks.": "blocks.",
+    "proj": "head.weight",  # CLIP multiplies from the right, a Linear layer from the left
+}
+CLIP_PARTS = {
+    ".ln_1.": ".norm1.",
+    ".ln_2.": ".norm2.",
+    ".attn.in_proj_": ".attn.qkv.",
+    ".attn.out_proj.": ".attn.proj.",
+    ".mlp.c_fc.": ".mlp.fc1.",
+    ".mlp.c_proj.": ".mlp.fc2.",
+}
+THEIR_BACKBONE = "BACKBONE.base."
 OUR_BACKBONE = "backbone.vit."
+PROJECTION, PREFIX_TOKEN, POSITION = (
+    OUR_BACKBONE + name for name in ("head.weight", "cls_token", "pos_embed")
+)
 FORMER = ("trunk.", "backbone.")
 """Beginnings of the backbone's names in 0.1.0 and since."""
 
@@ -64,17 +69,12 @@ def fusion_parts(heads: int) -> dict[str, list[str]]:
 
 
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """DeMo's weights with HDM's and ATMoE's stacked under our names, after the others. Raises `ValueError` for an incomplete
-    stack."""
+    """DeMo's weights with HDM's and ATMoE's stacked under our names, after the others; as they are where a part is missing."""
     heads = {int(match[1]) for match in map(EXPERT.match, weights) if match}
     parts = fusion_parts(1 + max(heads, default=-1))
     theirs = [name for names in parts.values() for name in names]
-    if weights.keys().isdisjoint(theirs):
+    if not weights.keys() >= {*theirs}:
         return dict(weights)
-    if missing := [name for name in theirs if name not in weights]:
-        raise ValueError(
-            f"{missing[0]} is missing" + f", and {len(missing) - 1} more" * (len(missing) > 1)
-        )
     stacked = {name: tensor for name, tensor in weights.items() if name not in theirs}
     for ours, names in parts.items():
         stack = torch.stack([weights[name] for name in names])
@@ -107,23 +107,19 @@ def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     return unstacked
 
 
-def load_file(path: Path, without_weights: bool = False) -> object:
-    """Content of a .safetensors file, or of one of torch.save: plain tensors, which stay on disk `without_weights`, numbers and
-    texts; no code runs. Raises `ValueError` for another format or a damaged file, and `OSError` for one that may not be
-    opened."""
+def load_file(path: Path) -> object:
+    """Content of a .safetensors file, or of one of torch.save: plain tensors, numbers and texts; no code runs. Raises
+    `ValueError` for another format or a damaged file, and `OSError` for one that may not be opened."""
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        # Files from before torch 1.6 are no archives: they have no checksums and cannot be mapped.
-        is_archive = zipfile.is_zipfile(path)
-        if is_archive:
+        if zipfile.is_zipfile(path):  # files from before torch 1.6 are none
             with zipfile.ZipFile(path) as archive:
                 if damaged := archive.testzip():  # torch does not compare checksums
                     raise ValueError(f"{damaged} in {path} is damaged")
-        mapped = without_weights and is_archive
         with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:
@@ -147,31 +143,32 @@ def named_tensors(content: object) -> Weights:
 
 
 def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
-    """A DeMo checkpoint's weights under our names, without `module.`; unknown names stay.
-
-    Raises `ValueError` for incomplete weights of HDM or ATMoE.
-    """
-    state_dict = named_tensors(state_dict)
-    is_clip, weights = CLIP_MARK in state_dict, {}
-    prefixes = _prefixes(is_clip)
+    """A DeMo checkpoint's weights under our names, without `module.`; unknown names stay, and those of an incomplete HDM."""
+    state_dict, weights = named_tensors(state_dict), {}
+    is_clip = CLIP_MARK in state_dict
     for name, tensor in stack_fusion(state_dict).items():
-        name = rename(name, prefixes)
-        if is_clip and name.startswith(OUR_BACKBONE):
-            inner, tensor = clip_to_timm(name.removeprefix(OUR_BACKBONE), tensor)
-            name = OUR_BACKBONE + inner
+        name = rename(name, _prefixes(is_clip))
+        for theirs, ours in CLIP_PARTS.items() if is_clip else ():
+            name = name.replace(theirs, ours, 1)
+        if is_clip and name == PROJECTION:
+            tensor = tensor.T.contiguous()
+        elif is_clip and name in (PREFIX_TOKEN, POSITION):  # (C) or (N, C) → (1, N, C)
+            tensor = tensor.reshape(1, -1, tensor.shape[-1])
         weights[name] = tensor
     return weights
 
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """Our weights under DeMo's names: the inverse of `from_demo`."""
-    # other backbones have no projection
-    is_clip, weights = f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict, {}
+    is_clip, weights = PROJECTION in state_dict, {}  # other backbones have no projection
     prefixes = [(ours, theirs) for theirs, ours in _prefixes(is_clip)]
     for name, tensor in unstack_fusion(state_dict).items():
-        if is_clip and name.startswith(OUR_BACKBONE):
-            inner, tensor = _timm_to_clip(name.removeprefix(OUR_BACKBONE), tensor)
-            name = OUR_BACKBONE + inner
+        if is_clip and name == PROJECTION:
+            tensor = tensor.T.contiguous()
+        elif is_clip and name in (PREFIX_TOKEN, POSITION):
+            tensor = tensor.flatten() if name == PREFIX_TOKEN else tensor.squeeze(0)
+        for theirs, ours in CLIP_PARTS.items() if is_clip else ():
+            name = name.replace(ours, theirs, 1)
         weights[rename(name, prefixes)] = tensor
     return weights
 
@@ -179,31 +176,6 @@ def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:
     """Whether these weights have DeMo's names."""
     return any(name.removeprefix("module.").startswith("BACKBONE.") for name in state_dict)
-
-
-def clip_to_timm(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """One weight of CLIP's image tower (CLIP's name, without prefix) under timm's name and in timm's shape."""
-    if name == CLIP_PROJECTION[0]:
-        return CLIP_PROJECTION[1], tensor.T.contiguous()
-    for theirs, ours in CLIP_NAMES:
-        name = name.replace(theirs, ours, 1)
-    # ours have a batch axis: (C) or (N, C) → (1, N, C)
-    if name in ("cls_token", "pos_embed") and tensor.ndim:
-        tensor = tensor.reshape(1, -1, tensor.shape[-1])
-    return name, tensor
-
-
-def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    if name == CLIP_PROJECTION[1]:
-        return CLIP_PROJECTION[0], tensor.T.contiguous()
-    if name in ("cls_token", "pos_embed"):
-        tensor = tensor.flatten() if name == "cls_token" else tensor.squeeze(0)
-    for theirs, ours in CLIP_NAMES:
-        # the final norm, not one inside a block
-        if ours == "norm." and not name.startswith("norm."):
-            continue
-        name = name.replace(ours, theirs, 1)
-    return name, tensor
 
 
 def rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
@@ -214,17 +186,16 @@ def rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
 
 def _prefixes(is_clip: bool) -> list[tuple[str, str]]:
     """First parts of names: DeMo's and ours. The camera embedding has another name beside CLIP's backbone."""
-    camera, other_camera = "BACKBONE.base.sie_embed", "BACKBONE.cv_embed"
-    if is_clip:
-        camera, other_camera = other_camera, camera
+    cameras = [f"{THEIR_BACKBONE}sie_embed", "BACKBONE.cv_embed"]
+    starts = CLIP_STARTS if is_clip else {}
     gate = {"linear_re": "gate", "q_": "query", "k_": "key"}
     pife = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
     heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
     gates = f"{FUSION}moe.gating_network.gate."
     return [
-        (camera, "backbone.camera_embedding"),
-        (other_camera, "backbone.camera_embedding"),
-        ("BACKBONE.base.", OUR_BACKBONE),
+        *((name, "backbone.camera_embedding") for name in (cameras[::-1] if is_clip else cameras)),
+        *((THEIR_BACKBONE + theirs, OUR_BACKBONE + ours) for theirs, ours in starts.items()),
+        (THEIR_BACKBONE, OUR_BACKBONE),
         *((f"{gates}{theirs}.", f"atmoe.{ours}.") for theirs, ours in gate.items()),
         *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
         *(

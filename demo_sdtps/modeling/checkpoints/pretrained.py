@@ -15,12 +15,13 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB, SCRATCH
 from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.checkpoints.names import (
-    OUR_BACKBONE,
+    THEIR_BACKBONE,
     Weights,
-    clip_to_timm,
-    is_demo,
+    backbone_weights,
+    from_demo,
     load_file,
     named_tensors,
+    rename,
 )
 
 HUB_TAGS = {
@@ -43,87 +44,59 @@ OTHERS = "'hub' to download them, or 'none' for random ones"
 def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> str:
     """`load_tower` of the backbone, whose position embeddings are resized by `resize_position`."""
 
-    def convert(weights: Weights) -> tuple[Weights, list[str]]:
-        if is_demo(weights) or any(name.startswith(OUR_BACKBONE) for name in weights):
-            raise UserError(
-                f"MODEL.PRETRAIN_PATH_T {source} is a checkpoint of a whole model: start from it by --weight {source} "
-                "instead, or from its backbone by demo-sdtps convert --to backbone."
-            )
+    def convert(weights: Weights) -> Weights:
         expected = backbone.vit.state_dict()
         weights, position = _timm_names(weights, expected), expected.get("pos_embed")
         if position is None or "pos_embed" not in weights:
-            return weights, []
+            return weights
         prefix, actual = position.shape[1] - backbone.num_patches, weights["pos_embed"].float()
         side = math.isqrt(max(0, actual.shape[1] - prefix))
         if side**2 != actual.shape[1] - prefix or (side, side) == backbone.grid_size:
-            return weights, []
-        resized = resize_position(actual, backbone.grid_size, prefix)
-        return weights | {"pos_embed": resized}, ["pos_embed"]
+            return weights
+        return weights | {"pos_embed": resize_position(actual, backbone.grid_size, prefix)}
 
     return load_tower(backbone.vit, transformer_type, source, convert)
 
 
 def load_tower(
-    model: nn.Module,
-    name: str,
-    source: str,
-    convert: Callable[[Weights], tuple[Weights, list[str]]],
+    model: nn.Module, name: str, source: str, convert: Callable[[Weights], Weights]
 ) -> str:
     """Fill timm's model `name` from a file (TorchScript archive, state dict or safetensors), from timm's hub for "hub", or not
-    at all for "none" and "". `convert` gives the weights the model's names and shapes, and the names of those that it resized.
-    Returns a report, or a warning: how many tensors were loaded, resized and left at random."""
+    at all for "none" and "". `convert` gives the weights the model's names and shapes. Returns a report, or a warning: how many
+    tensors were loaded, and which are left at random."""
     if source in RANDOM:
         return RANDOM[source]
     weights = read_source(name, source)
-    example = next(iter(weights), "nothing at all")
-    weights, resized = convert(weights)
-    expected = model.state_dict()
+    first = next(iter(weights), "nothing at all")
+    weights, expected = convert(weights), model.state_dict()
     fitting = {
         key: tensor.float()
         for key, tensor in weights.items()
         if key in expected and tensor.shape == expected[key].shape
     }
-    if not fitting:
+    # Most names and shapes of Vision Transformers are alike; these two tell CLIP's, and other sizes of patches.
+    shapes = [
+        [getattr(each.get(key), "shape", None) for each in (weights, expected)]
+        for key in ("norm_pre.weight", "patch_embed.proj.weight")
+    ]
+    if not fitting or any(theirs != ours for theirs, ours in shapes):
         raise UserError(
-            f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
-            f"(it holds {example}, …); give weights of this backbone, {OTHERS}."
+            f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name} (it holds {first}, …); give weights of "
+            f"this backbone, {OTHERS}, or set MODEL.TRANSFORMER_TYPE to theirs."
         )
-    for key in ("norm_pre.weight", "patch_embed.proj.weight"):
-        # Most names and shapes of Vision Transformers are alike; these two tell CLIP's, and other sizes of patches.
-        if getattr(weights.get(key), "shape", None) != getattr(expected.get(key), "shape", None):
-            raise UserError(
-                f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}, with another {key}; give weights "
-                "of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs."
-            )
     model.load_state_dict(fitting, strict=False)
-    missing = sorted(expected.keys() - weights.keys())
-    reshaped = sorted(expected.keys() & weights.keys() - fitting.keys())
-    counts = {"resized": resized, "missing": missing, "of another shape": reshaped}
     report = f"pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded"
-    for what, names in counts.items():
-        if names or what != "of another shape":
-            some = f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
-            report += f", {len(names)} {what}{some}"
-    return f"WARNING: incomplete {report}" if missing or reshaped else report
+    left = sorted(expected.keys() - fitting.keys())
+    return f"WARNING: incomplete {report}, not {', '.join(left)}" if left else report
 
 
 def _timm_names(weights: Weights, expected: Weights) -> Weights:
     """Published weights under timm's names, as a model with the tensors `expected` has them."""
     if any(name.startswith(CLIP_PREFIX) for name in weights):
         # OpenAI's archive also holds the text encoder, under other names.
-        weights = dict(
-            clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
-            for name, tensor in weights.items()
-            if name.startswith(CLIP_PREFIX)
-        )
-    if {"register_tokens", "cls_token", "pos_embed"} <= weights.keys():
-        # DINOv2 as its authors publish it: the class token's position is part of timm's class token.
-        position = weights["pos_embed"]
-        weights = weights | {
-            "reg_token": weights["register_tokens"],
-            "cls_token": weights["cls_token"] + position[:, :1],
-            "pos_embed": position[:, 1:],
-        }
+        tower = [(CLIP_PREFIX, THEIR_BACKBONE)]
+        theirs = {rename(name, tower): tensor for name, tensor in weights.items()}
+        weights = backbone_weights(from_demo(theirs))
     # timm calls the last norm fc_norm in models that average the tokens.
     for name in [name for name in weights if name.startswith("fc_norm.") and name not in expected]:
         weights[name.replace("fc_norm.", "norm.")] = weights.pop(name)
