@@ -4,14 +4,13 @@ Model (paper version and published version), losses, towers, data, training, eva
 python -m seps train, test and check.
 """
 
-from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse
-from seps.losses import ContrastiveLoss, RatioLoss, SEPSLoss
 from seps.network import (
     HRPA,
     SDTPS,
+    ContrastiveLoss,
     CrossSparseAggrNet,
-    DualTokenAggregation,
-    create_seps_model,
+    RatioLoss,
+    SEPSLoss,
     mask_xattn_one_text,
 )
 
@@ -20,11 +19,7 @@ __all__ = [
     "SDTPS",
     "ContrastiveLoss",
     "CrossSparseAggrNet",
-    "DualTokenAggregation",
     "RatioLoss",
     "SEPSLoss",
-    "TokenAggregation",
-    "TokenSparse",
-    "create_seps_model",
     "mask_xattn_one_text",
 ]

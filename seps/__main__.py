@@ -1,12 +1,11 @@
 """python -m seps train shapes --data data, python -m seps test --weight W, python -m seps check shapes --data data"""
 
-import os
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 from demo_sdtps.commands import check_data, flags
 from demo_sdtps.config import cli
-from demo_sdtps.runtime.errors import UserError, nearest_name
 from demo_sdtps.runtime.files import write_json
 from seps.schema import SEPS_SCHEMA
 
@@ -14,18 +13,9 @@ from seps.schema import SEPS_SCHEMA
 def main() -> None:
     """Call the command that the first word names."""
     commands = {"train": train, "test": test, "check": check}
-    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name in ("-h", "--help"):
-        names = ", ".join(commands)
-        return cli.print_lines(
-            f"usage: python -m seps COMMAND …; the commands are {names}, and COMMAND --help explains each"
-        )
-    if name not in commands:
-        raise UserError(
-            f"There is no command {name!r}{nearest_name(name, commands)}; python -m seps --help lists all."
-        )
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError("SEPS runs in one process, on one GPU; start it without torchrun.")
+    parser = ArgumentParser(prog="python -m seps", description=__doc__)
+    parser.add_argument("command", choices=commands, help="COMMAND --help explains it")
+    name = parser.parse_args(sys.argv[1:2]).command
     sys.argv = [f"python -m seps {name}", *sys.argv[2:]]
     commands[name]()
 
@@ -52,14 +42,13 @@ def test() -> None:
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.evaluation.tables import percent_table
-    from seps import evaluation
+    from seps import training
 
-    model, data = evaluation.load_seps_and_data(cfg)
-    metrics = {cfg.TEST.SPLIT: evaluation.evaluate_retrieval(model, data)}
-    images, captions = int(data.image_of.max()) + 1, len(data.image_of)
-    caption = f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {images} images, {captions} captions"
-    if data.folds > 1:
-        caption += f", in {data.folds} parts of {images // data.folds} images"
+    model, data = training.load_seps_and_data(cfg)
+    metrics = {cfg.TEST.SPLIT: training.evaluate_retrieval(model, data)}
+    images, captions = len(data.split.paths), len(data.split.captions)
+    data_text = f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {images} images, {captions} captions"
+    caption = f"{data_text}, TEST.FOLDS {data.folds}"
     if arguments.json:
         write_json(arguments.json, {"caption": caption, **metrics})
     cli.print_lines(caption, percent_table(metrics, scale=1))
@@ -67,10 +56,26 @@ def test() -> None:
 
 def check() -> None:
     arguments, cfg = check_data.parse(SEPS_SCHEMA)
-    from seps.evaluation import check_captions
+    from demo_sdtps.datasets.images import verify
+    from demo_sdtps.datasets.loaders import shuffled_batches
+    from seps.captions import read_caption_splits
 
+    splits = read_caption_splits(cfg)
+    # as training does
+    shuffled_batches(len(splits["train"].captions), "captions", cfg.SOLVER.IMS_PER_BATCH, seed=0)
+    if arguments.decode:
+        verify(path for split in splits.values() for path in split.paths)
+    counts = {
+        name: {
+            "images": len(split.paths),
+            "captions": len(split.captions),
+            "long": len(split.long_captions or ()),
+        }
+        for name, split in splits.items()
+    }
+    findings = {"counts": counts, "expected": {}, "differences": [], "warnings": [], "complete": []}
     folder = Path(cfg.DATASETS.ROOT_DIR) / cfg.DATASETS.NAMES
-    check_data.report_findings(arguments, cfg, check_captions(cfg, arguments.decode), folder)
+    check_data.report_findings(arguments, cfg, findings, folder)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling.checkpoints.pretrained import OTHERS, Weights, load_tower
+from demo_sdtps.modeling.checkpoints.pretrained import Weights, load_tower
 from demo_sdtps.runtime.errors import UserError, check_extra
 from seps.network import CrossSparseAggrNet
 
@@ -30,12 +30,11 @@ class ImageTower(nn.Module):
             self.projection = nn.Linear(tower.num_features, model.EMBED_SIZE)
             with torch.no_grad():
                 tokens = self._tokens(torch.zeros(1, 3, *size))
-            # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
-            is_swin = getattr(tower, "output_fmt", None) == "NHWC"
-            prefix = getattr(tower, "num_prefix_tokens", 0 if is_swin else 2)
+            # Vision Transformers declare the number of tokens before the patches; Swin Transformers have none.
+            prefix = getattr(tower, "num_prefix_tokens", 0)
             if prefix > 1 or tokens.ndim != 3 or tokens.shape[2] != tower.num_features:
                 raise ValueError("its tokens are not patches with one class token or none")
-        except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        except Exception as error:  # timm raises many types for sizes that do not fit
             raise UserError(
                 f"MODEL.TRANSFORMER_TYPE {name!r} does not fit INPUT.SIZE {size} and MODEL.PATCH_SIZE {model.PATCH_SIZE} "
                 f"({' '.join(str(error).split())}); change them, or choose another such as 'vit_base_patch16_224' or "
@@ -53,13 +52,7 @@ class ImageTower(nn.Module):
 
         def convert(weights: Weights) -> Weights:
             rename = getattr(sys.modules[type(self.tower).__module__], "checkpoint_filter_fn", None)
-            try:
-                return rename(weights, self.tower) if rename else weights
-            except Exception as error:  # a filter may raise anything for weights of another model
-                raise UserError(
-                    f"MODEL.PRETRAIN_PATH_T {source} holds weights that timm cannot convert to {self.name} ({error}); give "
-                    f"weights of this tower, {OTHERS}."
-                ) from None
+            return rename(weights, self.tower) if rename else weights
 
         return load_tower(self.tower, self.name, source, convert)
 
@@ -69,12 +62,25 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """BERT without its pooling layer, and a projection; `report` states the origin of its weights."""
+    """BERT of MODEL.TEXT_TOWER without its pooling layer, and a projection. Without `pretrained` all weights are random."""
 
     def __init__(self, cfg: CfgNode, pretrained: bool):
         super().__init__()
-        self.tower, self.report = _bert(cfg, pretrained)
-        self.projection = nn.Linear(self.tower.config.hidden_size, cfg.MODEL.EMBED_SIZE)
+        name = cfg.MODEL.TEXT_TOWER
+        if pretrained:
+            options = {"output_loading_info": True, "add_pooling_layer": False}
+            bert, loading = _read_pretrained("BertModel", name, **options)
+            if missing := sorted(loading["missing_keys"]):
+                raise UserError(
+                    f"MODEL.TEXT_TOWER {name} is no BERT, or lacks {missing[0]}, …; give another folder or name."
+                )
+        else:
+            config = _read_pretrained("BertConfig", name)
+            from transformers import BertModel
+
+            bert = BertModel(config, add_pooling_layer=False)
+        self.tower = bert.float()
+        self.projection = nn.Linear(bert.config.hidden_size, cfg.MODEL.EMBED_SIZE)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
         """Token ids (B, L), lengths (B,) on their device or the CPU → word vectors (B, L, C), meaningless beyond a length."""
@@ -94,32 +100,6 @@ def load_tokenizer(cfg: CfgNode) -> Any:
             f"MODEL.TEXT_TOWER {name} is a folder without a tokenizer; give one with a BERT and its tokenizer."
         )
     return _read_pretrained("AutoTokenizer", name)
-
-
-def _bert(cfg: CfgNode, pretrained: bool) -> tuple[Any, str]:
-    """BertModel of MODEL.TEXT_TOWER, and a report of the origin of its weights."""
-    name = cfg.MODEL.TEXT_TOWER
-    config = _read_pretrained("AutoConfig", name)
-    most, longest = (
-        config.max_position_embeddings,
-        max(cfg.INPUT.MAX_WORDS, cfg.INPUT.MAX_LONG_WORDS),
-    )
-    if config.model_type != "bert" or longest > most:
-        raise UserError(
-            f"MODEL.TEXT_TOWER {name} is a {config.model_type} of at most {most} words, but must be a BERT such as "
-            "'bert-base-uncased'; choose another, or lower INPUT.MAX_WORDS and INPUT.MAX_LONG_WORDS."
-        )
-    options = {"config": config, "add_pooling_layer": False}
-    if not pretrained:
-        from transformers import BertModel
-
-        return BertModel(**options), ""
-    bert, loading = _read_pretrained("BertModel", name, output_loading_info=True, **options)
-    if missing := sorted(loading["missing_keys"]):
-        raise UserError(
-            f"MODEL.TEXT_TOWER {name} is incomplete: {missing[0]}, …, are missing; give another folder or name."
-        )
-    return bert.float(), f"text tower {name}: {len(bert.state_dict())} tensors loaded"
 
 
 def _read_pretrained(kind: str, name: str, **options: Any) -> Any:
@@ -161,23 +141,19 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
     """Model of a configuration, and a report of the origin of its weights. Without `pretrained` all weights are random, to be
     filled from a checkpoint."""
     model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
-    report = f"{image_tower.load(model.PRETRAIN_PATH_T)}\n{text_tower.report}" if pretrained else ""
+    report = image_tower.load(model.PRETRAIN_PATH_T) if pretrained else ""
     patches, ratios = image_tower.num_patches, (model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO)
+    keys = (
+        "PAPER_VERSION",
+        "TOP_K",
+        "SDTPS_USE_GUMBEL",
+        "SDTPS_GUMBEL_TAU",
+        "DUAL_AGGR",
+        "SDTPS_BETA",
+    )
+    settings = [model[key] for key in keys]
     try:
-        network = CrossSparseAggrNet(
-            model.EMBED_SIZE,
-            patches,
-            *ratios,
-            use_paper_version=model.PAPER_VERSION,
-            top_k=model.TOP_K,
-            use_gumbel_softmax=model.SDTPS_USE_GUMBEL,
-            gumbel_tau=model.SDTPS_GUMBEL_TAU,
-            use_dual_aggr=model.DUAL_AGGR,
-            beta=model.SDTPS_BETA,
-        )
+        network = CrossSparseAggrNet(model.EMBED_SIZE, patches, *ratios, *settings)
     except ValueError as error:  # the ratios leave no patch
-        raise UserError(
-            f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO {ratios} do not fit the {patches} patches of "
-            f"{model.TRANSFORMER_TYPE}: {error}"
-        ) from None
+        raise UserError(f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO: {error}") from None
     return SEPS(image_tower, text_tower, network), report

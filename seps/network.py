@@ -1,5 +1,5 @@
-"""Similarities of images and captions, with patches selected for each pair, and HRPA, the relevance of image tokens and caption
-words by their maximum cosine similarities (docs/seps.md)."""
+"""Similarities of images and captions, with patches selected for each pair, HRPA, the relevance of image tokens and caption
+words by their maximum cosine similarities, and the losses (docs/seps.md)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
@@ -28,11 +28,11 @@ class Texts(NamedTuple):
     lengths: Tensor
     mean: Tensor
 
-    def block(self, rows: slice) -> "Texts":
-        """Some of the captions, truncated to the longest among them."""
-        words, valid, lengths, mean = (value[rows] for value in self)
-        width = int(lengths.max())
-        return Texts(words[:, :width].contiguous(), valid[:, :width], lengths, mean)
+    def split(self, size: int) -> Iterator["Texts"]:
+        """Blocks of at most `size` captions, truncated to the longest among them."""
+        for words, valid, *others in zip(*(value.split(size) for value in self), strict=True):
+            width = int(others[0].max())
+            yield Texts(words[:, :width].contiguous(), valid[:, :width], *others)
 
 
 class ImageFeatures(NamedTuple):
@@ -165,17 +165,13 @@ class CrossSparseAggrNet(nn.Module):
         self, images: ImageFeatures, texts: list[Texts]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Similarities (V, T) and, in training, masks (T, V, N) of each branch; in blocks of pairs."""
-        count, total = len(images.patches), len(texts[0].words)
         chunk = self.chunk or max(1, PAIR_BYTES[images.patches.device.type] // self.pair_bytes)
         # Many captions rather than many images: the tokens of one image need no copy for the matrix products.
-        wide = min(total, chunk)
+        wide = min(len(texts[0].words), chunk)
         columns, masks = [], []
-        for block in blocks(total, wide):
-            some_texts = [text.block(block) for text in texts]
-            rows = [
-                self._match(ImageFeatures(*(value[some] for value in images)), some_texts)
-                for some in blocks(count, chunk // wide)
-            ]
+        for some_texts in zip(*(text.split(wide) for text in texts), strict=True):
+            by_block = zip(*(value.split(chunk // wide) for value in images), strict=True)
+            rows = [self._match(ImageFeatures(*some), some_texts) for some in by_block]
             columns.append(torch.cat([similarity for similarity, _ in rows]))
             # of a thousand images and five thousand captions the masks are gigabytes
             if self.training:
@@ -183,7 +179,7 @@ class CrossSparseAggrNet(nn.Module):
                 masks.append([torch.cat(branch, dim=1) for branch in branches])
         return torch.cat(columns, dim=1), tuple(map(torch.cat, zip(*masks, strict=True)))
 
-    def _match(self, images: ImageFeatures, texts: list[Texts]) -> tuple[Tensor, list[Tensor]]:
+    def _match(self, images: ImageFeatures, texts: Sequence[Texts]) -> tuple[Tensor, list[Tensor]]:
         """Similarities (V, T) and masks (T, V, N) of a block of pairs."""
         guidance = [sdtps.cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
@@ -194,12 +190,12 @@ class CrossSparseAggrNet(nn.Module):
                 for predicted in images.predicted.unbind(dim=1)
             ]
             return self._compare(images, scores, texts[0])
-        scores = [images.self_cosine + cosine for cosine in guidance]
         results = [
-            self._compare(images, [score], text) for score, text in zip(scores, texts, strict=True)
+            self._compare(images, [images.self_cosine + cosine], text)
+            for cosine, text in zip(guidance, texts, strict=True)
         ]
-        masks = reduce(add, (mask for _, (mask,) in results))
-        return reduce(add, (similarity for similarity, _ in results)), [masks]
+        similarities, masks = zip(*results, strict=True)
+        return reduce(add, similarities), [reduce(add, (mask for (mask,) in masks))]
 
     def _compare(
         self, images: ImageFeatures, scores: list[Tensor], text: Texts
@@ -208,7 +204,18 @@ class CrossSparseAggrNet(nn.Module):
         tau = self.gumbel_tau if self.training else None
         decisions = [sdtps.select(score, self.keep, tau)[1] for score in scores]
         extra_weights = reduce(add, map(sdtps.dropped_weights, scores, decisions)) / len(scores)
-        merged_of_words, merged_of_tokens = match_merged(images, decisions, text)
+        # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
+        by_branch = []
+        for logits, decision in zip(images.logits.unbind(dim=1), decisions, strict=True):
+            mask = sdtps.log_mask(decision).transpose(0, 1).contiguous()
+            by_branch.append((logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1))
+        weights = reduce(add, by_branch)
+        merged = (weights.flatten(1, 2) @ images.patches).unflatten(1, weights.shape[1:3])
+        # Batched by caption, so that the tokens of one image need no copy; the norms divide the products, which are fewer.
+        products = merged.transpose(0, 1).flatten(1, 2) @ text.words.mT
+        products = products.unflatten(1, (len(merged), -1)).transpose(0, 1)
+        norms = merged.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        merged_of_words, merged_of_tokens = max_sim((products / norms).mT)
         extra = F.normalize(extra_weights.transpose(0, 1) @ images.patches, dim=-1)
         singles = [
             torch.einsum("vpc,tlc->vtlp", images.class_token, text.words),
@@ -220,30 +227,6 @@ class CrossSparseAggrNet(nn.Module):
         every_token = torch.ones_like(of_tokens, dtype=torch.bool)
         maxima = (of_words, text.valid), (of_tokens, every_token)
         return relevance(maxima, self.hrpa.relevance_mlp, self.hrpa.top_k), decisions
-
-
-def match_merged(
-    images: ImageFeatures, decisions: list[Tensor], text: Texts
-) -> tuple[Tensor, Tensor]:
-    """Aggregate the patches selected for every pair and match them with the words: decisions (T, V, N) of each branch → maxima
-    of words (V, T, L) and of aggregated tokens (V, T, N_c)."""
-    # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
-    by_branch = []
-    for logits, decision in zip(images.logits.unbind(dim=1), decisions, strict=True):
-        mask = sdtps.log_mask(decision).transpose(0, 1).contiguous()
-        by_branch.append((logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1))
-    weights = reduce(add, by_branch)
-    merged = (weights.flatten(1, 2) @ images.patches).unflatten(1, weights.shape[1:3])
-    # Batched by caption, so that the tokens of one image need no copy; the norms divide the products, which are fewer.
-    products = merged.transpose(0, 1).flatten(1, 2) @ text.words.mT
-    products = products.unflatten(1, (len(merged), -1)).transpose(0, 1)
-    norms = merged.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-    return max_sim((products / norms).mT)
-
-
-def blocks(count: int, size: int) -> Iterator[slice]:
-    """`count` rows in blocks of at most `size`."""
-    return (slice(start, start + size) for start in range(0, count, size))
 
 
 class HRPA(nn.Module):
@@ -262,17 +245,14 @@ class HRPA(nn.Module):
             self.relevance_mlp = nn.Sequential(*layers)
 
     def forward(
-        self,
-        patch_features: Tensor,
-        word_features: Tensor,
-        patch_mask: Tensor | None = None,
+        self, patch_features: Tensor, word_features: Tensor, patch_mask: Tensor | None = None
     ) -> Tensor:
         """Image tokens (B_v, P, C), words of one caption (L, C) or (B_v, L, C), 1 for valid tokens (B_v, P) → (B_v, 1).
 
         At least one token of each image must be valid; the others are ignored.
         """
-        settings = self.relevance_mlp, self.top_k
-        return mask_xattn_one_text(patch_features, word_features, patch_mask, *settings)
+        tensors = patch_features, word_features, patch_mask
+        return mask_xattn_one_text(*tensors, self.relevance_mlp, self.top_k)
 
 
 def mask_xattn_one_text(
@@ -320,25 +300,74 @@ def relevance(
     return reduce(add, terms)
 
 
-def create_seps_model(
-    embed_size: int = 512,
-    num_patches: int = 196,
-    sparse_ratio: float = 0.5,
-    aggr_ratio: float = 0.4,
-    use_paper_version: bool = False,
-    use_gumbel_softmax: bool = False,
-    gumbel_tau: float = 1.0,
-) -> CrossSparseAggrNet:
-    """`CrossSparseAggrNet` with the arguments of the published code."""
-    return CrossSparseAggrNet(
-        embed_size,
-        num_patches,
-        sparse_ratio,
-        aggr_ratio,
-        use_paper_version,
-        use_gumbel_softmax=use_gumbel_softmax,
-        gumbel_tau=gumbel_tau,
-    )
-
-
 SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)
+
+
+class ContrastiveLoss(nn.Module):
+    """Hinge ranking loss of the matching pairs on the diagonal against the negatives of their row and column. Sums all
+    negatives, or with `max_violation` the hardest of each row and column (VSE++, Faghri et al. 2018)."""
+
+    def __init__(self, margin: float = 0.2, max_violation: bool = False):
+        super().__init__()
+        self.margin, self.max_violation = margin, max_violation
+
+    def forward(self, scores: Tensor, img_ids: Tensor | None = None) -> Tensor:
+        """Similarities (B, B) of images and captions → sum over the batch; pairs with equal img_ids (B,) are no negatives."""
+        matching = scores.diagonal()
+        same = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+        if img_ids is not None:
+            same = same | (img_ids[:, None] == img_ids[None, :])
+        total = torch.zeros((), dtype=scores.dtype, device=scores.device)
+        for positive, dim in ((matching[:, None], 1), (matching[None, :], 0)):
+            cost = (self.margin + scores - positive).clamp_min(0).masked_fill(same, 0.0)
+            total = total + (cost.amax(dim=dim) if self.max_violation else cost).sum()
+        return total
+
+
+class RatioLoss(nn.Module):
+    """Squared difference of the ratio of kept patches and a target; constant for a fixed number of them (docs/seps.md)."""
+
+    def __init__(
+        self, target_ratio: float = 0.5, lambda_sparse: float = 1.0, lambda_dense: float = 1.0
+    ):
+        super().__init__()
+        self.target_ratio, self.lambdas = target_ratio, (lambda_sparse, lambda_dense)
+
+    def forward(self, score_mask: Tensor | Sequence[Tensor]) -> Tensor:
+        """One mask of any shape, or those of the sparse and optionally the dense captions → scalar."""
+        if isinstance(score_mask, Tensor):
+            return (score_mask.mean() - self.target_ratio).square()
+        pairs = zip(self.lambdas, score_mask, strict=False)
+        return reduce(add, (weight * self(mask) for weight, mask in pairs))
+
+
+class SEPSLoss(nn.Module):
+    """The loss of SEPS: alignment plus `ratio_weight` times the ratio loss."""
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        target_ratio: float = 0.5,
+        ratio_weight: float = 2.0,
+        max_violation: bool = False,
+        lambda_sparse: float = 1.0,
+        lambda_dense: float = 1.0,
+    ):
+        super().__init__()
+        self.align = ContrastiveLoss(margin, max_violation)
+        self.ratio = RatioLoss(target_ratio, lambda_sparse, lambda_dense)
+        self.ratio_weight = ratio_weight
+
+    def set_max_violation(self, max_violation: bool) -> None:
+        """Select the hardest negatives only (True) or all negatives."""
+        self.align.max_violation = max_violation
+
+    def forward(
+        self,
+        similarity_matrix: Tensor,
+        score_mask: Tensor | Sequence[Tensor],
+        img_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Similarities (B, B), masks of `CrossSparseAggrNet`, image ids (B,) → total, alignment and ratio loss."""
+        align, ratio = self.align(similarity_matrix, img_ids), self.ratio(score_mask)
+        return align + self.ratio_weight * ratio, align, ratio

@@ -44,7 +44,7 @@ def parse(schema: Schema) -> tuple[argparse.Namespace, CfgNode]:
 def report_findings(
     arguments: argparse.Namespace, cfg: CfgNode, findings: dict[str, Any], folder: Path
 ) -> None:
-    """Print and write what `check_triplets` or `check_captions` tells, and exit with 1 where counts are not the expected."""
+    """Print and write findings in the form of `check_triplets`, and exit with 1 where counts are not the expected."""
     if arguments.json:
         about = {"data set": cfg.DATASETS.NAMES, "folder": str(folder)}
         write_json(arguments.json, {**about, **findings, "decoded": arguments.decode})

@@ -271,7 +271,7 @@ def test_a_wrong_value_is_reported(name):
 
 def test_a_mistake_in_a_configuration_of_seps_is_reported():
     assert "'MODEL.HDM'" in error(None, ["MODEL.HDM", "True"], SEPS_SCHEMA)
-    assert "SOLVER.STEPS" in error(None, ["SOLVER.STEPS", "(5,3)"], SEPS_SCHEMA)
+    assert "SOLVER.STEPS" in error(None, ["SOLVER.STEPS", "(0,3)"], SEPS_SCHEMA)
     assert load_cfg(None, ["SOLVER.STEPS", "(3,)"], SEPS_SCHEMA).SOLVER.STEPS == (3,)  # not left
 
 

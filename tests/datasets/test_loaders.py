@@ -3,7 +3,6 @@
 import random
 import shlex
 from collections import Counter
-from itertools import chain
 from pathlib import Path
 from traceback import clear_frames
 
@@ -52,11 +51,8 @@ def make(request):
     def captions(*opts):
         cfg = seps_tiny.cfg_for(request.getfixturevalue("shapes_root"), *opts)
         split = read_image_texts(cfg.DATASETS.ROOT_DIR, "shapes", "train")
-        tokens = encode_captions(cfg, split, load_tokenizer(cfg))
-        return caption_loader(cfg, split), lambda loader: [
-            [batch.images, *chain(*batch.texts), batch.image_ids]
-            for batch in caption_batches(loader, tokens)
-        ]
+        split = encode_captions(cfg, split, load_tokenizer(cfg))
+        return caption_loader(cfg, split), lambda loader: map(tree_leaves, caption_batches(loader))
 
     return captions if request.param == "captions" else triplets
 

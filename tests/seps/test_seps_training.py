@@ -1,4 +1,4 @@
-"""SEPS from start to end: its commands on the tiny shapes, and what they leave."""
+"""SEPS from start to end: its commands on the tiny shapes, what they leave, and recall against a plain sort."""
 
 import json
 
@@ -6,23 +6,24 @@ import pytest
 import torch
 from choices import margins
 from commands import load_records
-from numeric import assert_close
+from numeric import assert_close, generator
 from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, train
 
 from demo_sdtps.config import load_cfg
 from seps import __main__ as seps
-from seps.evaluation import (
+from seps.model import make_seps
+from seps.schema import SEPS_SCHEMA
+from seps.training import (
+    BatchLoss,
     evaluate_retrieval,
     five_fold,
     load_seps_and_data,
+    retrieval,
     similarities,
 )
-from seps.model import make_seps
-from seps.schema import SEPS_SCHEMA
-from seps.training import make_losses, make_seps_optimizer, set_rates
+from tests.reference import retrieval as reference
 
 FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
-COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSum"]
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,6 @@ def run_folder(shapes_root, tmp_path_factory):
 
 def load_checkpoint(folder, name="last.pth"):
     return torch.load(folder / name, weights_only=True)
-
-
-def count_parameters(module):
-    """The number of its parameters."""
-    return sum(map(torch.numel, module.parameters()))
 
 
 # A run
@@ -51,7 +47,7 @@ def test_a_run_leaves_its_files(run_folder, shapes_root):
     run = json.loads((run_folder / "run.json").read_text())
     assert run["status"] == "finished" and run["seed"] == SEED and run["versions"]["transformers"]
     log = (run_folder / "log.txt").read_text()
-    assert "random weights" in log and f"text tower {shapes_root / 'shapes' / 'bert'}" in log
+    assert "random weights" in log and "with long captions" in log
 
 
 def test_records_hold_losses_rates_and_recalls(run_folder):
@@ -62,9 +58,12 @@ def test_records_hold_losses_rates_and_recalls(run_folder):
         # means of three steps
         assert_close(record["loss"], record["align"] + 2 * record["ratio"], 2, 3, 3)
         recalls = record["dev"]
-        assert list(recalls) == COLUMNS and 0 <= min(recalls.values()) <= recalls["rSum"] <= 600
+        assert (
+            list(recalls) == [*NAMES, "rSum"]
+            and 0 <= min(recalls.values()) <= recalls["rSum"] <= 600
+        )
         assert ("test" in record) == (record["epoch"] == 3)
-    assert list(records[-1]["test"]) == COLUMNS
+    assert list(records[-1]["test"]) == [*NAMES, "rSum"]
     # sums over up to 7 negatives of each of 8 images and captions, then over the hardest
     assert records[0]["align"] > 1.5 * records[1]["align"]
 
@@ -78,25 +77,9 @@ def test_the_last_and_the_best_checkpoint(run_folder, shapes_root):
     make_seps(cfg_for(shapes_root))[0].load_state_dict(last["model"])
 
 
-def test_learning_rates_follow_the_originals_steps(shapes_root):
-    cfg = load_cfg(None, ("SOLVER.TOWER_LR_FACTOR", "0.1"), SEPS_SCHEMA)
-    steps = {(1, 9): 1, (10, 15): 0.3, (16, 20): 0.09, (21, 25): 0.027, (26, 30): 0.0081}
-    expected = {epoch: factor for epochs, factor in steps.items() for epoch in epochs}
-    model = make_seps(cfg_for(shapes_root), pretrained=False)[0]
-    optimizer = make_seps_optimizer(cfg, model)
-    sizes = [sum(map(torch.numel, group["params"])) for group in optimizer.param_groups]
-    towers = count_parameters(model.image_tower.tower) + count_parameters(model.text_tower.tower)
-    assert sorted(sizes) == sorted([towers, count_parameters(model) - towers])
-    for epoch in (*expected, 10, 10, 26):
-        set_rates(cfg, optimizer, epoch)
-        rates = {group["lr"] for group in optimizer.param_groups}
-        assert sorted(rates) == pytest.approx([2e-5 * expected[epoch], 2e-4 * expected[epoch]])
-    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.01}
-
-
 def test_the_loss_is_configured():
     words = "SOLVER.MARGIN 0.3 SOLVER.RATIO_WEIGHT 5 SOLVER.TARGET_RATIO 0.25 SOLVER.LAMBDA_SPARSE 2 SOLVER.LAMBDA_DENSE 3"
-    losses = make_losses(load_cfg(None, words.split(), SEPS_SCHEMA))
+    losses = BatchLoss(load_cfg(None, words.split(), SEPS_SCHEMA), None).losses
     actual = losses(torch.zeros(2, 2), (torch.ones(2), torch.full((2,), 0.5)))
     align, ratio = 4 * 0.3, 2 * 0.75**2 + 3 * 0.25**2
     assert_close(torch.stack(actual), [align + 5 * ratio, align, ratio], 2, 4, 2)
@@ -131,19 +114,17 @@ def test_the_test_command_gives_the_recorded_table(run_folder, command, tmp_path
     lines = stdout.splitlines()
     assert lines[0] == content["caption"]
     assert f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in lines[0]
-    assert lines[2].split() == [split, *(f"{content[split][column]:.1f}" for column in COLUMNS)]
+    assert lines[2].split() == [
+        split,
+        *(f"{content[split][column]:.1f}" for column in [*NAMES, "rSum"]),
+    ]
 
 
 def test_folds_are_searched_each_for_itself(run_folder, shapes_root):
-    opts = ("TEST.WEIGHT", run_folder / "last.pth")
-    model, whole = load_seps_and_data(cfg_for(shapes_root, *opts))
-    _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
-    with margins() as gaps:
-        actual, halves = similarities(model, whole), similarities(model, parts)
-    assert actual.shape == (8, 16) and evaluate_retrieval(model, parts) == five_fold(
-        halves, whole.image_of, 2
-    )
-    assert_similar(halves, torch.block_diag(actual[:4, :8], actual[4:, 8:]), gaps)
+    opts = ("TEST.WEIGHT", run_folder / "last.pth", "TEST.FOLDS", "2")
+    model, data = load_seps_and_data(cfg_for(shapes_root, *opts))
+    pairs, image_of = similarities(model, data), torch.arange(16) // 2
+    assert evaluate_retrieval(model, data) == five_fold(pairs, image_of, 2)
 
 
 def test_evaluation_compares_every_pair_as_training_does(run_folder, shapes_root):
@@ -156,9 +137,58 @@ def test_evaluation_compares_every_pair_as_training_does(run_folder, shapes_root
     alone = actual.clone()
     with torch.no_grad():
         for image, caption in ((0, 0), (3, 11), (7, 2)):
-            long = data.tokens.long_captions[data.image_of[caption]]
-            words = torch.tensor([data.tokens.captions[caption]])
+            long = data.split.long_captions[data.split.image_of[caption]]
+            words = torch.tensor([data.split.captions[caption]])
             lengths = torch.tensor([words.shape[1]]), torch.tensor([len(long)])
             texts = words, lengths[0], torch.tensor([long]), lengths[1]
             alone[image, caption] = model(images[image][None], *texts)
     assert_similar(alone, actual, gaps)
+
+
+# Recall
+
+NAMES = [f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
+COUNTS = {
+    "one": [1] * 30,
+    "five": [5] * 20,
+    "unequal": [1, 7, 2, 1, 3, 12, 1, 4, 1, 1, 2, 6, 1, 3, 1, 1, 5, 2, 1, 1],
+    "one image": [4],
+}
+
+
+def draw(seed, counts, levels=None, shuffle=True, lift=0.8):
+    """Similarities, those of matches raised a little, and the captions' images; of few `levels` there are many ties."""
+    draws = generator(seed)
+    image_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    if shuffle:
+        image_of = image_of[torch.randperm(len(image_of), generator=draws)]
+    similarity = torch.randn(len(counts), len(image_of), generator=draws)
+    similarity[image_of, torch.arange(len(image_of))] += lift
+    return (similarity * levels).round() / levels if levels else similarity, image_of
+
+
+def assert_same(actual, expected):
+    assert list(actual) == [*NAMES, "rSum"]
+    assert actual == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("levels", [None, 2, 1], ids=["no ties", "ties", "mostly ties"])
+@pytest.mark.parametrize("counts", COUNTS)
+def test_against_a_sort(counts, levels):
+    similarity, image_of = draw(0, COUNTS[counts], levels)
+    actual = retrieval(similarity, image_of)
+    assert_same(actual, reference.retrieval(similarity.tolist(), image_of.tolist()))
+    assert actual["rSum"] == pytest.approx(sum(actual[name] for name in NAMES))
+    if counts != "one image" and levels is None:
+        assert all(
+            actual[f"{way} R@1"] < 100 and actual[f"{way} R@10"] > 0 for way in ("i2t", "t2i")
+        )
+
+
+@pytest.mark.parametrize(("counts", "folds"), [("five", 5), ("unequal", 4), ("one", 30)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_folds(counts, folds, shuffle):
+    similarity, image_of = draw(9, COUNTS[counts], shuffle=shuffle)
+    actual = five_fold(similarity, image_of, folds)
+    assert_same(actual, reference.five_fold(similarity.tolist(), image_of.tolist(), folds))
+    assert actual["rSum"] == pytest.approx(sum(actual[name] for name in NAMES))

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import seps_tiny
 import torch
 from commands import CONFIG, checkpoint_file, cli_args_for, load_records
 from interrupted import prepared
@@ -16,7 +15,6 @@ from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
-from seps import __main__ as seps
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -54,13 +52,11 @@ def test_a_start_with_other_parts_is_told_and_another_backbone_refused(cfg, tmp_
         prepared(other)
 
 
-def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_path):
+def test_what_cannot_be_started_from(cfg, refusal, tiny_root, tmp_path):
     path = checkpoint_file(tmp_path / "best.pth", with_values(cfg, {"OUTPUT_DIR": str(tmp_path)}))
     assert "give another OUTPUT_DIR" in refusal(train_net.main, "--weight", path, "--overwrite")
     words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "MODEL.PRETRAIN_PATH_T", path)
     assert f"{path} holds weights of another model" in refusal(train_net.main, *words)
-    words = seps_tiny.cli_args_for(shapes_root, "OUTPUT_DIR", "run", "TEST.WEIGHT", path)
-    assert "leave it out" in refusal(seps.train, *words)
 
 
 @pytest.mark.slow
