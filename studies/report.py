@@ -1,9 +1,7 @@
 """The result of a study, a JSON file: the figures of its runs, the choice of learning rates by them, and its tables: means over
 seeds, and differences paired by seed."""
 
-import csv
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +13,7 @@ from scipy import stats
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, markdown_table
-from demo_sdtps.runtime.files import atomic_write, read_json
+from demo_sdtps.runtime.files import read_json
 
 INCOMPLETE = [case for case, missing in CASES.items() if missing]
 FINALISTS = 3
@@ -193,47 +191,6 @@ class Table(NamedTuple):
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-
-LATEX = str.maketrans(
-    {
-        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "Δ": r"$\Delta$",
-        "×": r"$\times$",
-        "≥": r"$\geq$",
-        "–": "--",
-    }
-)
-"""Signs that LaTeX, with any engine, has otherwise."""
-BOLD = re.compile(r"\*\*(.+?)\*\*")
-
-
-def latex_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A tabular of LaTeX, without packages."""
-    head, *body = (
-        " & ".join(re.sub(BOLD, r"\\textbf{\1}", cell.translate(LATEX)) for cell in cells) + r" \\"
-        for cells in (headers, *rows)
-    )
-    columns = "l" + "r" * (len(headers) - 1)
-    lines = [rf"\begin{{tabular}}{{{columns}}}", head, r"\hline", *body, r"\end{tabular}"]
-    return "\n".join(lines)
-
-
-def write_tables(table: Table, csv_path: Path | None, latex_path: Path | None) -> None:
-    """Write a table to the files that are named."""
-    if csv_path:
-        with (
-            atomic_write(csv_path) as temporary,
-            open(temporary, "w", encoding="utf-8", newline="") as file,
-        ):
-            csv.writer(file).writerows([table.headers, *table.rows])
-    if latex_path:
-        with atomic_write(latex_path) as temporary:
-            temporary.write_text(latex_table(*table) + "\n", encoding="utf-8")
 
 
 def spread(values: Iterable[float]) -> str:

@@ -38,6 +38,7 @@ After a change of the data or of the sources give another --runs and --json.
 """
 
 import argparse
+import csv
 import hashlib
 import logging
 import shlex
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=folder, metavar="DIR", help=meaning)
     meaning = "the result, whose runs are kept (default: runs/studies/<name of the study>.json)"
     parser.add_argument("--json", type=Path, metavar="FILE", help=meaning)
-    cli.add_tables(parser)
+    cli.add_output(parser, "--csv", ".csv", help="write the table to this file")
     cli.add_count(parser, "--jobs", None, "parallel runs (default: 1 with a GPU, else 1 per core)")
     meaning = "configuration keys and values for all variants"
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=meaning)
@@ -100,7 +101,7 @@ def main() -> None:
     check_output_file(path, ".json", overwrite=True)
     study = read_study(arguments.study)
 
-    from studies.report import chosen_rates, study_markdown, study_table, write_tables
+    from studies.report import chosen_rates, study_markdown, study_table
     from studies.runs import make_result
 
     rates = chosen_rates(ROOT / "docs" / "results") | chosen_rates(path.parent)
@@ -110,7 +111,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     result = make_result(study, variants, path, arguments.jobs)
     cli.print_lines(study_markdown(result), path)
-    write_tables(study_table(result), arguments.csv, arguments.latex)
+    if arguments.csv:
+        table = study_table(result)
+        with open(arguments.csv, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([table.headers, *table.rows])
     if any("failed" in run for one in result["variants"] for run in one["runs"].values()):
         sys.exit(1)
 

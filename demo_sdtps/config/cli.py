@@ -74,12 +74,6 @@ def add_output(parser: ArgumentParser, name: str, *suffixes: str, **options: Any
     outputs[parser.add_argument(name, type=Path, **options).dest] = suffixes
 
 
-def add_tables(parser: ArgumentParser) -> None:
-    """Add the flags --csv and --latex for files of the table that is printed."""
-    for kind, suffix in (("csv", ".csv"), ("latex", ".tex")):
-        add_output(parser, f"--{kind}", suffix, help=f"write the table as {kind} to this file")
-
-
 def add_picture(parser: ArgumentParser, default: str) -> None:
     """Add the flag --output for a figure."""
     add_output(parser, "--output", *PICTURE, default=default, help=f"default: {default}")
