@@ -19,8 +19,8 @@ from demo_sdtps.datasets.transforms import Transform, test_transform
 from demo_sdtps.modeling.demo import DeMo
 from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.precision import cast_copy, evaluating
-from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.onnx_export import Feed, quantise_onnx, write_onnx, write_openvino
+from demo_sdtps.retrieval.reid import Extractor
 
 KINDS = {"dense": {}, "slimmed": {"MODEL.SLIM_BLOCKS": [0, 4], "MODEL.SLIM_KEEP": [0.4, 0.5]}}
 RGB_ONLY = ("MODEL.MODALITIES", "[RGB]", "MODEL.SLIM_SCORE", "saliency", "MODEL.DEVICE", "cpu")

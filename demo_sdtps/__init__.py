@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
     from demo_sdtps.plug_in.hosts import add_config
     from demo_sdtps.plug_in.patch import patch
-    from demo_sdtps.retrieval.extractor import Extractor
     from demo_sdtps.retrieval.features import Features
-    from demo_sdtps.retrieval.reid import load
+    from demo_sdtps.retrieval.reid import Extractor, load
     from demo_sdtps.training.reid import train
     from vit_slim import slim, slim_loss, unslim
 
@@ -39,7 +38,7 @@ __all__ = [
 __version__ = "0.3.0"
 
 MODULES = {
-    "Extractor": "demo_sdtps.retrieval.extractor",
+    "Extractor": "demo_sdtps.retrieval.reid",
     "Features": "demo_sdtps.retrieval.features",
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps",
     "add_config": "demo_sdtps.plug_in.hosts",

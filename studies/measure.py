@@ -11,7 +11,7 @@ measured pairs is in no pair of the fit.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
@@ -23,18 +23,20 @@ from yacs.config import CfgNode
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
-from demo_sdtps.config.common import FALSE_ACCEPT
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import batches, test_loader
 from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.modeling.precision import evaluating
-from demo_sdtps.retrieval.calibration import Pairs, fit, label_distances
-from demo_sdtps.retrieval.extractor import make_extractor
+from demo_sdtps.retrieval.calibration import Pairs, fit, label_distances, select_pairs
+from demo_sdtps.retrieval.reid import make_extractor
 from demo_sdtps.runtime.files import write_json
 
 SPLIT_COUNT, COMPLETE = 10, "RGB+NI+TI, RGB+NI+TI"
 BINS = 15  # of the calibration error
+FALSE_ACCEPT = (
+    0.01  # share of the pairs of different identities that a threshold of the distance accepts
+)
 
 
 def similarity(cfg: CfgNode) -> dict[str, float]:
@@ -57,19 +59,17 @@ def mean_cosine(rows: torch.Tensor) -> torch.Tensor:
     return (unit.sum(dim=-2).square().sum(dim=-1) - count) / (count * (count - 1))
 
 
-def quality(fitted: Mapping[str, Any], pairs: Pairs) -> dict[str, Any]:
-    """What `fit` returned, measured by other pairs: the expected calibration error, by the shares of the fit, and by rate
-    what is accepted of the pairs of different identities and of one."""
-    counts, sizes = [fitted["same"], fitted["different"]], [*map(len, pairs)]
+def quality(fitted_on: Pairs, pairs: Pairs) -> tuple[float, float, float]:
+    """A fit on some pairs measured by others: the expected calibration error, by the shares of the fit, and what the threshold
+    of FALSE_ACCEPT accepts of the pairs of different identities and of one."""
+    fitted, limit = fit(fitted_on), np.quantile(fitted_on[1], FALSE_ACCEPT)
+    counts, sizes = [*map(len, fitted_on)], [*map(len, pairs)]
     weights = np.repeat(np.divide(counts, sizes) / sum(counts), sizes)
     probabilities = expit(fitted["offset"] - fitted["slope"] * np.concatenate(pairs))
     bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
     gaps = np.bincount(bins, weights * (np.repeat([1.0, 0.0], sizes) - probabilities), BINS)
-    accepted = {
-        rate: [float((distances <= limit).mean()) for distances in reversed(pairs)]
-        for rate, limit in fitted["limits"].items()
-    }
-    return {"error": float(np.abs(gaps).sum()), "accepted": accepted}
+    true, false = (float((distances <= limit).mean()) for distances in pairs)
+    return float(np.abs(gaps).sum()), false, true
 
 
 def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
@@ -77,18 +77,18 @@ def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
     samples = [*dict.fromkeys(sample for members in splits.values() for sample in members)]
     count = len({sample.identity for sample in splits[VALIDATION]})
     values: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
-    for pattern, labelled in label_distances(cfg, make_extractor(cfg), samples):
+    for pattern, pair, labelled in label_distances(cfg, make_extractor(cfg), samples):
         if pattern != 3:
             continue
-        pair = labelled.sets
+        _, identities, cameras = labelled
         kind = "complete" if pair == COMPLETE else "other sets"
         draw = np.random.default_rng(0)
         for _ in range(SPLIT_COUNT):
-            chosen = draw.permutation(np.unique(np.concatenate(labelled.identities)))[:count]
-            camera = draw.choice(np.unique(np.concatenate(labelled.cameras)))
-            fitted_on = [np.isin(side, chosen) for side in labelled.identities]
+            chosen = draw.permutation(np.unique(np.concatenate(identities)))[:count]
+            camera = draw.choice(np.unique(np.concatenate(cameras)))
+            fitted_on = [np.isin(side, chosen) for side in identities]
             others = [~side for side in fitted_on]
-            is_other = [side != camera for side in labelled.cameras]
+            is_other = [side != camera for side in cameras]
             cases = {
                 kind: (fitted_on, others),
                 f"{kind}, another camera": (
@@ -97,12 +97,12 @@ def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
                 ),
             }
             for name, (places, measured_on) in cases.items():
-                measured = quality(fit(labelled.pairs(*places)), labelled.pairs(*measured_on))
-                false, true = measured["accepted"][str(FALSE_ACCEPT)]
+                both = (select_pairs(labelled, *masks) for masks in (places, measured_on))
+                error, false, true = quality(*both)
                 is_near = FALSE_ACCEPT / 2 <= false <= FALSE_ACCEPT * 2
-                columns = {"error": measured["error"], "false": false}
-                columns |= {"false within 0.5 to 2": is_near, "true": true}
-                for what, value in columns.items():
+                row = {"error": error, "false": false}
+                row |= {"false within 0.5 to 2": is_near, "true": true}
+                for what, value in row.items():
                     values[name][what].append(value)
                 values[name][pair].append(false)
     content = {}

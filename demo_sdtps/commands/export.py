@@ -3,20 +3,19 @@
 from collections.abc import Mapping
 
 from demo_sdtps.commands import flags
-from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
+from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.datasets import SPLITS
-from demo_sdtps.modeling.exported import IMAGENET, INPUTS, NORMALISED, ExportedModel
 from demo_sdtps.runtime.errors import check_extra
 
 PACKAGES = {name: name for name in ("onnx", "onnxscript", "onnxruntime")}
 OPENVINO = PACKAGES | {"openvino": "openvino", "nncf": "nncf"}
 TENSORS = (
-    "Inputs: rgb, ni and ti, those that the model reads, (batch, 3, H, W) float32 of the model's size, normalised as --input "
-    "says, and camera (batch,) int64 from 0, of which the last is any other camera (the mean of the embeddings). Outputs: "
-    "pattern_1 (original), pattern_2 (enhanced) and pattern_3 (both) (batch, D) float32, not normalised, as demo-sdtps export "
-    "writes them. A missing modality is an image of zeros. The float32 model is compared with torch by the runtime first; "
-    "demo-sdtps test --weight FILE gives the mAP of a file in any precision. The model card is written beside the file. "
-    "demo_sdtps.load and other commands take the file as --weight (docs/deploy.md)."
+    "Inputs: rgb, ni and ti, those that the model reads, (batch, 3, H, W) float32 of the model's size, normalised by its mean "
+    "and deviation, and camera (batch,) int64 from 0, of which the last is any other camera (the mean of the embeddings). "
+    "Outputs: pattern_1 (original), pattern_2 (enhanced) and pattern_3 (both) (batch, D) float32, not normalised, as "
+    "demo-sdtps export writes them. A missing modality is an image of zeros. The float32 model is compared with torch by the "
+    "runtime first; demo-sdtps test --weight FILE gives the mAP of a file in any precision. The model card is written beside "
+    "the file. demo_sdtps.load and other commands take the file as --weight (docs/deploy.md)."
 )
 
 
@@ -41,13 +40,11 @@ def features() -> None:
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.evaluation.extraction import load_any_model_and_data
-    from demo_sdtps.retrieval.export import export_features
+    from demo_sdtps.retrieval.features import export_features
 
     if arguments.output.suffix == ".parquet":
         check_extra("A file ending in .parquet", "parquet", {"pyarrow": "pyarrow"})
     model, splits = load_any_model_and_data(cfg, (arguments.split,))
-    if isinstance(model, ExportedModel):
-        model.check_pattern(arguments.return_pattern)
     export_features(cfg, arguments, model, splits[arguments.split])
 
 
@@ -57,27 +54,16 @@ def _export_model(what: str, suffix: str, extra: str, packages: Mapping[str, str
     cli.add_output(parser, "--output", suffix, required=True, help="the file to write")
     calibrated = "OpenVINO's int8 is calibrated on the training split, or --images"
     cli.add_choice(parser, "--precision", ("float32", "int8"), "float32", calibrated)
-    kinds = (
-        "how images are normalised: by the model's mean and deviation, or by ImageNet's, without a camera, with one output by "
-        "TEST.RETURN_PATTERN, as trackers give them"
-    )
-    cli.add_choice(parser, "--input", INPUTS, NORMALISED, kinds)
     arguments, cfg = flags.parse(parser)
     check_extra(parser.prog, extra, packages)
-    if arguments.input == IMAGENET and len(cfg.MODEL.MODALITIES) > 1:
-        raise UserError(
-            f"--input {IMAGENET} is for models of one modality, as trackers use them, but this one reads "
-            f"{', '.join(cfg.MODEL.MODALITIES)}; leave it out."
-        )
     from demo_sdtps.datasets import read_splits
-    from demo_sdtps.retrieval.extractor import make_extractor
     from demo_sdtps.retrieval.onnx_export import export_model
+    from demo_sdtps.retrieval.reid import make_extractor
 
     precision, samples = arguments.precision, []
     if precision == "int8" and suffix == ".xml":
         samples = read_splits(cfg, ("train",))["train"]
-    settings = precision, arguments.input, samples, arguments.overwrite
-    export_model(make_extractor(cfg), arguments.output, *settings)
+    export_model(make_extractor(cfg), arguments.output, precision, samples, arguments.overwrite)
 
 
 def onnx() -> None:

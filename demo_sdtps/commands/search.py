@@ -60,13 +60,6 @@ def main() -> None:
     )
     cli.add_switch(parser, "--rebuild", "make the index anew, from all images of the gallery")
     cli.add_count(parser, "--re_rank", None, "re-rank the N nearest of each query (k-reciprocal)")
-    parser.add_argument(
-        "--false_accept",
-        type=float,
-        choices=common.FALSE_ACCEPT_RATES,
-        help="mark hits as unknown beyond the distance that this share of the pairs of different identities is within; needs "
-        f"demo-sdtps calibrate (default with a calibration: {common.FALSE_ACCEPT})",
-    )
     patterns = "features: 1 original, 2 enhanced, 3 both"
     cli.add_choice(parser, "--return_pattern", RETURN_PATTERNS, 3, patterns)
     cli.add_path(
@@ -80,7 +73,7 @@ def main() -> None:
     cli.add_switch(parser, "--keep_self", "let a query that is in the gallery be a hit of itself")
     cli.add_output(parser, "--output", ".html", help="write the hits as a page for browsers")
     columns = (
-        "write the columns query,rank,gallery,distance, with a calibration also probability,unknown; files are the first of "
+        "write the columns query,rank,gallery,distance, with a calibration also probability; files are the first of "
         "their triplets"
     )
     cli.add_output(parser, "--csv", ".csv", help=columns)
@@ -92,15 +85,13 @@ def main() -> None:
 
 
 def calibrate() -> None:
-    rates = ", ".join(f"{rate:g}" for rate in common.FALSE_ACCEPT_RATES)
     parser = flags.config_parser(
-        "Fit, for each pair of sets of modalities, the probability that two triplets are of one identity, and the distances "
-        f"that the shares {rates} of the pairs of different identities are within, and write them to NAME.calibration.json "
-        "beside the checkpoint NAME.pth. Searches with the checkpoint then show the probability, and mark hits beyond the "
-        "threshold as unknown. The identities must be ones that the model was not trained on: by default those that "
-        "DATASETS.VALIDATION left out of the training."
+        "Fit, for each pair of sets of modalities, the probability that two triplets are of one identity, and write it to "
+        "NAME.calibration.json beside the checkpoint NAME.pth. Searches with the checkpoint then show the probability. The "
+        "identities must be ones that the model was not trained on: by default those that DATASETS.VALIDATION left out of the "
+        "training."
     )
-    which = "of labelled images; of another data set, by DATASETS.ROOT_DIR, any"
+    which = "of labelled images that the model was not trained on, by DATASETS.ROOT_DIR"
     cli.add_choice(parser, "--split", (VALIDATION, *SPLITS), VALIDATION, which)
     cli.add_overwrite(parser)
     flags.add_skip_unreadable(parser)

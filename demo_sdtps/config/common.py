@@ -16,8 +16,6 @@ EMBEDDING_METHODS = {"pca": "PCA", "tsne": "t-SNE"}
 TOP = 10
 SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by TEST.CROSS_MODAL_DISTANCE as in the evaluation"
 RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
-# shares of the pairs of different identities that demo-sdtps calibrate lets a threshold accept; that by which hits are marked
-FALSE_ACCEPT_RATES, FALSE_ACCEPT = (0.0001, 0.001, 0.01, 0.05), 0.01
 
 # MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (modeling/backbones.py)
 CLIP_BACKBONE = "ViT-B-16"

@@ -201,23 +201,18 @@ def set_distances(
     return result
 
 
-def cohort_scales(
-    comparison: Comparison,
-    query: Side,
-    present: np.ndarray,
-    take: Callable[[np.ndarray], torch.Tensor],
-) -> Scales:
+def cohort_scales(comparison: Comparison, query: Side, gallery: Side) -> Scales:
     """What makes distances by different columns comparable: their mean and deviation, by the sets of query and gallery, where a
     query is compared by several sets of columns.
 
     Those of a query's distances by the shared columns to all triplets of the gallery that have them (at most COHORT, of which
     nearly all are of other identities); with fewer than FEWEST, by the columns that most have. Or those of the comparison,
-    where it has them for all of these sets. `present` (G, 3) is the gallery's, `take` gives its features (m, D) at ascending
-    indices (m,).
+    where it has them for all of these sets.
     """
     scales: dict[tuple[Modalities, Modalities], tuple[Any, Any]] = {}
-    features, cohorts, sets = query[0], {}, comparison.groups(present)
-    for one, rows in comparison.groups(query[1]).items():
+    (features, queries), (others, present) = query, gallery
+    cohorts, sets = {}, comparison.groups(present)
+    for one, rows in comparison.groups(queries).items():
         shared = {other: one & other for other in sets if comparison.is_defined(one, other)}
         if len(shared) > 1 and all((one, other) in comparison.scales for other in shared):
             scales |= {(one, other): comparison.scales[one, other] for other in shared}
@@ -234,7 +229,7 @@ def cohort_scales(
             if each not in cohorts:
                 samples = having[each]
                 places = np.linspace(0, len(samples) - 1, min(len(samples), COHORT)).astype(int)
-                cohorts[each] = take(samples[places])
+                cohorts[each] = others[samples[places]]
             views = (comparison.view(side, each) for side in (features[rows], cohorts[each]))
             deviation, mean = torch.std_mean(
                 squared_distances(*views), dim=1, correction=0, keepdim=True
@@ -275,11 +270,11 @@ def compute_distances(shape: tuple[int, int], measure: Callable[[Rows], torch.Te
 
 def measure_distances(comparison: Comparison, query: Side, gallery: Side) -> Distances:
     """The distances of queries to a gallery, in columns that both have; scaled where these differ."""
-    (features, present), (others, others_present) = query, gallery
+    features, present = query
 
     def measure(rows: Rows) -> torch.Tensor:
         some = features[rows], present[rows]
-        scales = cohort_scales(comparison, some, others_present, others.__getitem__)
+        scales = cohort_scales(comparison, some, gallery)
         return set_distances(comparison, some, gallery, scales=scales)
 
-    return compute_distances((len(features), len(others)), measure)
+    return compute_distances((len(features), len(gallery[0])), measure)

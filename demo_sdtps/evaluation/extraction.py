@@ -67,7 +67,6 @@ def load_any_model_and_data(
     prepare_evaluation(cfg)
     model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
     model.check_settings(cfg)
-    model.check_pattern(cfg.TEST.RETURN_PATTERN)
     check_trained_on(cfg, model.about["origin"].get("dataset"), model.path)
     return model, _read_samples(cfg, splits, model.cameras, model.path)
 

@@ -15,10 +15,6 @@ from demo_sdtps.runtime.errors import UserError, check_extra
 from demo_sdtps.runtime.threads import THREADS, cpu_cores
 
 SUFFIXES = (".onnx", ".xml")
-NORMALISED, IMAGENET = INPUTS = ("normalised", "imagenet")
-"""What a file takes: float32 images of the model's size, normalised by its own statistics; or by ImageNet's, as trackers give
-them, without a camera."""
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ABOUT = "demo_sdtps"  # the name of the record in the file's metadata
 HINTS = {"off": "f32", "bf16": "bf16", "fp16": "f16"}
 """Precision of OpenVINO by TEST.AMP; by auto it is OpenVINO's choice for the processor."""
@@ -30,7 +26,7 @@ def is_exported(path: str | Path) -> bool:
 
 
 class ExportedModel:
-    """Features of decoded triplets by ONNX Runtime or OpenVINO on the CPU. `about` is the record of the file: "input",
+    """Features of decoded triplets by ONNX Runtime or OpenVINO on the CPU. `about` is the record of the file:
     "modalities", "size" (height, width), "mean", "std", "cameras", "columns" (start and end of each return pattern in the
     output), "config" (YAML) and "origin", as `Extractor` takes them. `amp` is a value of TEST.AMP, which OpenVINO's files heed.
     `threads`: those of OMP_NUM_THREADS, or all."""
@@ -63,14 +59,6 @@ class ExportedModel:
         self.widths = {name: each.stop - each.start for name, each in self.columns.items()}
         self.width = max(each.stop for each in self.columns.values())
 
-    def check_pattern(self, pattern: int) -> None:
-        """Raise `UserError` where the file does not give this return pattern."""
-        if pattern not in self.columns:
-            raise UserError(
-                f"The return pattern is {pattern}, but {self.path} gives {next(iter(self.columns))} alone; ask for that, "
-                "or export with another --input."
-            )
-
     def check_settings(self, cfg: CfgNode) -> None:
         """Raise `UserError` where a configuration differs from the file's in what the graph fixes."""
         for key, (value, stored) in other_settings(cfg, self.config).items():
@@ -97,16 +85,13 @@ class ExportedModel:
         that the model does not know are any other one."""
         images = dict(zip(self.modalities, zip(*triplets, strict=True), strict=True))
         inputs = {name.lower(): self._batch(each) for name, each in images.items()}
-        if self.about["input"] != IMAGENET:
-            inputs["camera"] = np.minimum(np.array(cameras, np.int64), self.cameras)
-        return inputs
+        return inputs | {"camera": np.minimum(np.array(cameras, np.int64), self.cameras)}
 
     def _batch(self, images: Sequence[np.ndarray | None]) -> np.ndarray:
         """Images as the file takes them, stacked; a missing one is zeros."""
-        statistics = self.about["mean"], self.about["std"]
-        if self.about["input"] == IMAGENET:
-            statistics = IMAGENET_MEAN, IMAGENET_STD
-        mean, std = (np.array(values, np.float32)[:, None, None] for values in statistics)
+        mean, std = (
+            np.array(self.about[name], np.float32)[:, None, None] for name in ("mean", "std")
+        )
         size = tuple(self.about["size"])
         batch = np.zeros((len(images), 3, *size), np.float32)
         for place, image in zip(batch, images, strict=True):

@@ -51,17 +51,15 @@ def is_scored(result: SearchResult) -> bool:
 
 
 def hit_text(hit: Hit) -> str:
-    """The probability of a hit, and whether it is of an unknown identity; "–" where neither is known."""
-    if hit.probability != hit.probability:
-        return "–"
-    return f"P = {hit.probability:.1%}{', unknown' if hit.is_unknown else ''}"
+    """The probability of a hit; "–" where it is not known."""
+    return "–" if hit.probability != hit.probability else f"P = {hit.probability:.1%}"
 
 
 def write_hits(result: SearchResult, path: Path) -> None:
-    """Write a line for each hit as CSV, by query and rank from 1; files are the first of their triplets. The probability and
-    whether the identity is unknown are '' where the sets of modalities are not calibrated."""
+    """Write a line for each hit as CSV, by query and rank from 1; files are the first of their triplets. The probability is ''
+    where the sets of modalities are not calibrated."""
     columns = ["query", "rank", "gallery", "distance", *["score"] * is_scored(result)]
-    columns += ["probability", "unknown"] * is_calibrated(result)
+    columns += ["probability"] * is_calibrated(result)
     # A file name may have bytes that are not UTF-8, which are written as they are.
     options: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     with atomic_write(path) as temporary, open(temporary, "w", **options) as file:
@@ -73,7 +71,6 @@ def write_hits(result: SearchResult, path: Path) -> None:
                 row |= {"distance": f"{hit.distance:.6f}", "score": f"{hit.score:.6f}"}
                 if hit.probability is not None and not math.isnan(hit.probability):
                     row["probability"] = f"{hit.probability:.6f}"
-                    row["unknown"] = int(hit.is_unknown)
                 writer.writerow(row)
 
 
@@ -83,7 +80,7 @@ def hits_table(result: SearchResult) -> list[str]:
     for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
         lines += ["", query.files[0]]
         for rank, hit in enumerate(hits, start=1):
-            judged = "" if hit.probability is None else f"{hit_text(hit):19}  "
+            judged = "" if hit.probability is None else f"{hit_text(hit):10}  "
             lines.append(f"{rank:6}  {hit.distance:8.4f}  {judged}{hit.triplet.files[0]}")
     return [*lines, "", f"queries: {len(result.queries)}; --csv and --output write the hits of all"]
 

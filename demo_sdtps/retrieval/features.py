@@ -1,13 +1,33 @@
-"""Features and what is present in each, and the hits of a search for them."""
+"""Features of triplets with what is present in each, what features depend on, and the files of demo-sdtps export
+(docs/search.md)."""
 
-from collections.abc import Collection, Sequence
+import argparse
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES, UserError, with_values
+from demo_sdtps.config.cli import count_text, print_lines
+from demo_sdtps.config.common import WITHOUT_EFFECT
+from demo_sdtps.config.load import DEMO_SCHEMA, flatten
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.distances import make_comparison, names_present, present_modalities
+from demo_sdtps.evaluation.extraction import Model, extract_features
+from demo_sdtps.evaluation.protocol import normalise
+from demo_sdtps.modeling.checkpoints.loading import weights_file
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.runtime.device import choose_device, choose_precision
+from demo_sdtps.runtime.files import atomic_write, sha256
 
+LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
+"""Attributes of samples by the names of their arrays in .npz files."""
 CODES = 2 ** np.arange(len(MODALITIES), dtype=np.uint8)
 """A set of modalities in files and in `Features.present`: the sum of 1 for RGB, 2 for NI and 4 for TI."""
 
@@ -97,20 +117,107 @@ class Features:
         return Features(np.concatenate(values), np.concatenate(present))
 
 
-class Nearest(NamedTuple):
-    """Gallery rows (Q, top) int64, nearest first, and their distances (Q, top) float32; row -1, at infinity, is none."""
+def describe_features(cfg: CfgNode, pattern: int) -> dict[str, Any]:
+    """What features depend on: the content of the checkpoint, the return pattern, and the configuration, whose `sources` are
+    the codes of the modalities (`encode_present`) of each of the equal parts of a feature."""
+    path = weights_file(cfg.TEST.WEIGHT)
+    # auto is another one on other hardware
+    precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))
+    amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
+    sources = make_comparison(cfg, pattern).sources
+    codes = [int(encode_present(modality_mask(source))) for source in sources]
+    return {
+        # of OpenVINO's two files the one with the weights
+        "checkpoint_sha256": sha256(path.with_suffix(".bin") if path.suffix == ".xml" else path),
+        "return_pattern": pattern,
+        "configuration": {**model_keys(cfg), "TEST.AMP": amp, "sources": codes},
+    }
 
-    rows: np.ndarray
-    distances: np.ndarray
+
+def model_keys(cfg: CfgNode) -> dict[str, Any]:
+    """The configuration keys on which features depend, but for the precision."""
+    values, rooms = flatten(cfg), ("MODEL.", "INPUT.")
+    names = (name for name in DEMO_SCHEMA.by_name if name.startswith(rooms))
+    keys = {name: values[name] for name in names if name not in WITHOUT_EFFECT}
+    return {**keys, "TEST.NECK_FEAT": cfg.TEST.NECK_FEAT}
 
 
-class Hits(Nearest):
-    """What `search` returns: `rows` and `distances`, a pair, and the `scores` (n, top) by which they are ordered: scaled
-    distances, minus the log-odds of the probability, or the distances. With a calibration the `probability` (n, top) float64
-    that query and hit are of one identity, nan where it is not known, and whether the hit `is_unknown` (n, top) bool, beyond
-    the threshold, and so last, or row -1. Of a gallery in a table the `names` (n, top), None for row -1."""
+def as_text(name: str) -> str:
+    """A file's name as a text of a table: bytes that are not UTF-8 are escaped."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
-    scores: np.ndarray
-    probability: np.ndarray | None = None
-    is_unknown: np.ndarray | None = None
-    names: np.ndarray | None = None
+
+def export_features(
+    cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
+) -> None:
+    """Extract the features of samples, and write them to `arguments.output`, with what they depend on, but for the images, and
+    where they are from. Raises `UserError` for features that --dtype does not hold."""
+    cfg = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
+    (patterns,) = extract_features(cfg, model, test_loader(cfg, samples))
+    features = patterns[arguments.return_pattern]
+    features = normalise(cfg, features) if arguments.normalise else features
+    converted = features.to(getattr(torch, arguments.dtype))
+    if not converted.isfinite().all():
+        raise UserError(
+            f"Features are up to {features.abs().max():.3g}, more than {arguments.dtype} holds; pass --normalise, "
+            "or --dtype float32."
+        )
+    facts = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
+    facts |= describe_features(cfg, arguments.return_pattern) | {"split": arguments.split}
+    facts["normalised"] = arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
+    facts["configuration"]["TEST.MISS"] = cfg.TEST.MISS
+    modalities = set(cfg.MODEL.MODALITIES) - missing_modalities(cfg.TEST.MISS)
+    write = write_parquet if arguments.output.suffix == ".parquet" else write_array
+    with atomic_write(arguments.output) as temporary:
+        present = present_modalities(samples, modalities)
+        write(temporary, samples, converted.numpy(), present, facts)
+    count = count_text(len(samples), "feature")
+    print_lines(f"Wrote {count} in {arguments.dtype} to {arguments.output}")
+
+
+def write_array(
+    path: Path,
+    samples: Sequence[Sample],
+    features: np.ndarray,
+    present: np.ndarray,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write features (n, D) of samples as .npz, what is `present` in them (n, 3) bool, and `facts` as single values."""
+    arrays: dict[str, Any] = {**facts, "configuration": json.dumps(facts["configuration"])}
+    for name, label in LABELS.items():
+        arrays[name] = np.array([getattr(sample, label) for sample in samples], np.int64)
+    arrays["present"] = encode_present(present)
+    arrays["paths"] = np.array([[path or "" for path in sample.paths] for sample in samples])
+    with open(path, "wb") as file:  # numpy would add .npz to a name
+        np.savez(file, features=features, **arrays)
+
+
+def write_parquet(
+    path: Path,
+    samples: Sequence[Sample],
+    features: np.ndarray,
+    present: np.ndarray,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write features (n, D) of samples as Parquet, what is `present` in them (n, 3) bool, and `facts` as metadata, of which two
+    are columns too."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    paths = [[each and as_text(each) for each in (*one.paths, None, None)] for one in samples]
+    columns: dict[str, Any] = {
+        "row": np.arange(len(samples)),
+        "name": [as_text(one.files[0]) for one in samples],
+        # of the type of texts where all are missing, too
+        **{
+            name.lower(): pa.array([row[place] for row in paths], pa.string())
+            for place, name in enumerate(MODALITIES)
+        },
+        **{label: [getattr(one, label) for one in samples] for label in LABELS.values()},
+        "present": [",".join(names_present(row)) for row in present],
+        "split": [facts["split"]] * len(samples),
+        "return_pattern": [facts["return_pattern"]] * len(samples),
+        "feature": pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1]),
+    }
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
+    parquet.write_table(pa.table(columns).replace_schema_metadata(texts), path)

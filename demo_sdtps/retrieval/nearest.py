@@ -5,125 +5,120 @@ computed in float64 for the samples that are shown: samples of equal features ha
 lie, and are in the order of the gallery's rows.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import expit
 
-from demo_sdtps.config.common import FALSE_ACCEPT
-from demo_sdtps.evaluation.distances import Comparison, Side, check_finite, cohort_scales
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    Modalities,
+    Side,
+    check_finite,
+    cohort_scales,
+)
 from demo_sdtps.evaluation.reranking import rerank
-from demo_sdtps.retrieval.features import Hits, Nearest
+from demo_sdtps.retrieval.features import modality_mask
 from demo_sdtps.runtime.progress import progress
 
-if TYPE_CHECKING:
-    from demo_sdtps.retrieval.calibration import Calibration
-
-READ_ELEMENTS = 1 << 21  # numbers of features in memory at a time, 4 bytes each
-PRODUCT_ELEMENTS = 1 << 24  # products, or differences, of queries and gallery in memory at a time
+PRODUCT_ELEMENTS = 1 << 24  # products of queries and gallery in memory at a time
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 5e-6  # of (|q| + |g|)², by which a product in float32 may be wrong
 
-
-@dataclass(frozen=True)
-class Gallery:
-    """Features (n, D) float32 of n triplets, in memory, and which of MODALITIES are `present` in each, (n, 3) bool."""
-
-    features: Any
-    present: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.present)
-
-    def reading_order(self) -> np.ndarray:
-        """All rows (n,) in the order in which their features are read the fastest."""
-        return np.arange(len(self))
-
-    def take(self, rows: np.ndarray) -> torch.Tensor:
-        """The features (m, D) float32 of distinct rows (m,)."""
-        return self.features[rows]
+Calibration = Mapping[tuple[Modalities, Modalities], tuple[float, float]]
+"""By two sets of modalities, in either order, the slope and the offset of the probability that triplets of these sets at a
+distance are of one identity, `expit(offset - slope * distance)`."""
 
 
-@dataclass(frozen=True)
-class View:
-    """Some `rows` of a gallery, ascending indices (m,), in the columns (m, d) that `columns` makes of their features."""
+class Nearest(NamedTuple):
+    """Gallery rows (Q, top) int64, nearest first, and their distances (Q, top) float32; row -1, at infinity, is none."""
 
-    gallery: Gallery
     rows: np.ndarray
-    columns: Callable[[torch.Tensor], torch.Tensor] = lambda features: features
+    distances: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.rows)
 
-    def take(self, rows: np.ndarray) -> torch.Tensor:
-        """The columns (m, d) float32 of distinct rows (m,) of the gallery."""
-        return self.columns(self.gallery.take(rows))
+class Hits(Nearest):
+    """What `search` returns: `rows` and `distances`, a pair, and the `scores` (Q, top) by which they are ordered: scaled
+    distances, minus the log-odds of the probability, or the distances. With a calibration the `probability` (Q, top) float64
+    that query and hit are of one identity, nan where it is not known."""
 
-    def blocks(self, most: int) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """All rows, in parts (b,) of at most so many, and their columns (b, d) float32, with a progress bar."""
-        order = self.gallery.reading_order()
-        rows = order[np.isin(order, self.rows)]
-        size = max(1, min(most, READ_ELEMENTS // self.take(rows[:1]).shape[1]))
-        for start in progress(range(0, len(rows), size), "searching", unit="block"):
-            block = rows[start : start + size]
-            yield block, self.take(block)
+    scores: np.ndarray
+    probability: np.ndarray | None = None
 
 
 def search_sets(
     comparison: Comparison,
     query: Side,
-    gallery: Gallery,
+    gallery: Side,
     top: int,
-    calibration: "Calibration | None" = None,
-    rate: float = FALSE_ACCEPT,
+    calibration: Calibration | None = None,
 ) -> Hits:
     """The `top` nearest for each query, one list of all sets of modalities, filled up by row -1 where fewer have a distance.
     Each set of the queries is compared with each one of the gallery in the columns of both. Where the gallery's differ, hits
-    are ordered by scaled distances (`cohort_scales`), their `scores`; with a calibration those that are unknown at a rate of
-    false acceptance come last."""
-    queries, present = query
+    are ordered by scaled distances (`cohort_scales`), their `scores`. Raises `NotFiniteError`."""
+    (queries, present), (features, others_present) = query, gallery
     check_finite(queries, "features of queries")
-    shape = len(queries), top
-    hits = Hits(np.full(shape, -1, np.int64), np.full(shape, np.inf, np.float32))
+    check_finite(features, "features of the gallery")
+    hits = Hits(
+        np.full((len(queries), top), -1, np.int64),
+        np.full((len(queries), top), np.inf, np.float32),
+    )
     hits.scores = hits.distances.copy()
-    columns: list[np.ndarray] = [*hits, hits.scores]
     if calibration:
-        comparison = replace(comparison, scales=calibration.scales())
-        hits.probability, hits.is_unknown = np.full(shape, np.nan), np.ones(shape, bool)
-        columns += [hits.probability, hits.is_unknown]
-    scales = cohort_scales(comparison, query, gallery.present, gallery.take)
+        # distances that are scaled by these ascend as the probability falls, whatever the sets
+        comparison = replace(
+            comparison,
+            scales={
+                sets: (offset / slope, 1 / slope)
+                for sets, (slope, offset) in calibration.items()
+                if slope > 0
+            },
+        )
+    scales = cohort_scales(comparison, query, gallery)
     for one, places in comparison.groups(present).items():
         lists = []
-        for other, rows in comparison.groups(gallery.present).items():
+        for other, rows in comparison.groups(others_present).items():
             if not comparison.is_defined(one, other):
                 continue
-            columns_of_both = partial(comparison.view, shared=one & other)
-            view = View(gallery, np.arange(len(gallery))[rows], columns_of_both)
-            near = nearest(columns_of_both(queries[places]).numpy(), view, min(top, len(view)))
+            numbers = np.arange(len(features))[rows]
+            view = partial(comparison.view, shared=one & other)
+            near = nearest(view(queries[places]), view(features[rows]), min(top, len(numbers)))
             mean, deviation = scales.get((one, other), (0.0, 1.0))
             scores = (torch.from_numpy(near.distances) - mean) / deviation
-            lists.append((*near, scores.numpy()))
+            lists.append((numbers[near.rows], near.distances, scores.numpy()))
         if not lists:
             continue
         values = [np.concatenate(column, axis=1) for column in zip(*lists, strict=True)]
-        keys = [values[0], values[2]]  # the last one orders first
-        if calibration:
-            sets = present[places][:, None], gallery.present[values[0]]
-            values += calibration.judge(values[1], *sets, rate)
-            keys.append(values[-1])
-        order = np.lexsort(keys)[:, :top]
-        for column, value in zip(columns, values, strict=True):
+        order = np.lexsort((values[0], values[2]))[:, :top]
+        for column, value in zip((*hits, hits.scores), values, strict=True):
             column[places, : order.shape[1]] = np.take_along_axis(value, order, axis=1)
+    if calibration:
+        hits.probability = probabilities(calibration, hits, present, others_present)
     return hits
 
 
-def nearest(queries: np.ndarray, gallery: View, top: int, count: int = 0) -> Nearest:
-    """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n. Products of matrices find `count` candidates; they
-    are enough where the last of them is beyond the last hit by more than their rounding, and more are asked for otherwise, so
-    that ties at the last rank are decided by the order of the rows too."""
+def probabilities(
+    calibration: Calibration, hits: Nearest, present: np.ndarray, others_present: np.ndarray
+) -> np.ndarray:
+    """The probability (Q, top) float64 that each query, by what is `present` in it, and hit are of one identity, where pairs of
+    one are as frequent as in the fit; nan for sets without a fit, and for row -1."""
+    values = np.full(hits.rows.shape, np.nan)
+    for (one, other), (slope, offset) in calibration.items():
+        is_one = (present == modality_mask(one)).all(1)
+        is_other = (others_present == modality_mask(other)).all(1)
+        place = is_one[:, None] & is_other[hits.rows] & (hits.rows >= 0)
+        values[place] = expit(offset - slope * hits.distances[place].astype(np.float64))
+    return values
+
+
+def nearest(queries: torch.Tensor, gallery: torch.Tensor, top: int, count: int = 0) -> Nearest:
+    """The `top` nearest rows of the gallery (n, D) for each query (Q, D), top ≤ n. Products of matrices find `count`
+    candidates; they are enough where the last of them is beyond the last hit by more than their rounding, and more are asked
+    for otherwise, so that ties at the last rank are decided by the order of the rows too."""
     count = min(count or max(2 * top, top + SPARE), len(gallery))
     least, rows = _smallest_products(queries, gallery, count)
     hits = _order_hits(rows, distances(queries, gallery, rows), top)
@@ -135,43 +130,40 @@ def nearest(queries: np.ndarray, gallery: View, top: int, count: int = 0) -> Nea
     return hits
 
 
-def rerank_hits(how: Comparison, query: Side, gallery: Gallery, hits: Nearest, top: int) -> Nearest:
+def rerank_hits(how: Comparison, query: Side, gallery: Side, hits: Nearest, top: int) -> Nearest:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
     refined = np.full(hits.rows.shape, np.inf, np.float32)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
         order = rows.argsort()[np.count_nonzero(rows < 0) :]
         one = query[0][number : number + 1], query[1][number : number + 1]
-        near = gallery.take(rows[order]), gallery.present[rows[order]]
+        near = gallery[0][rows[order]], gallery[1][rows[order]]
         refined[number, order] = rerank(how, one, near).numpy()[0]
     return _order_hits(hits.rows, refined, top)
 
 
-def distances(queries: np.ndarray, gallery: View, rows: np.ndarray) -> np.ndarray:
+def distances(queries: torch.Tensor, gallery: torch.Tensor, rows: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count)."""
     values = np.empty(rows.shape, np.float32)
-    size = max(1, PRODUCT_ELEMENTS // (rows.shape[1] * queries.shape[1]))
-    for start in range(0, len(rows), size):
-        unique, places = np.unique(rows[start : start + size], return_inverse=True)
-        features = gallery.take(unique).double().numpy()
-        for number, line in enumerate(places.reshape(-1, rows.shape[1]), start):
-            values[number] = np.square(features[line] - queries[number]).sum(axis=1)
+    for line, query, near in zip(values, queries.numpy(), rows, strict=True):
+        line[:] = np.square(gallery[near].double().numpy() - query).sum(axis=1)
     return values
 
 
 def _smallest_products(
-    queries: np.ndarray, gallery: View, count: int
+    queries: torch.Tensor, gallery: torch.Tensor, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The rows (Q, count) of the smallest distances by products in float32; before them a bound of the others' (Q,)."""
-    side, longest = torch.from_numpy(queries), torch.zeros(())
-    best = torch.full((len(side), count), torch.inf)
-    places = torch.full((len(side), count), -1)
-    for rows, block in gallery.blocks(PRODUCT_ELEMENTS // len(side)):
-        lengths, numbers = block.square().sum(1), torch.from_numpy(rows).expand(len(side), -1)
+    longest, best = torch.zeros(()), torch.full((len(queries), count), torch.inf)
+    places, size = torch.full(best.shape, -1), max(1, PRODUCT_ELEMENTS // len(queries))
+    for start in progress(range(0, len(gallery), size), "searching", unit="block"):
+        block = gallery[start : start + size]
+        lengths = block.square().sum(1)
         longest = torch.maximum(longest, lengths.amax())
-        products = torch.cat([best, torch.addmm(lengths, side, block.T, alpha=-2)], 1)
+        products = torch.cat([best, torch.addmm(lengths, queries, block.T, alpha=-2)], 1)
         best, order = products.topk(count, largest=False)
+        numbers = torch.arange(start, start + len(block)).expand(len(queries), -1)
         places = torch.cat([places, numbers], 1).gather(1, order)
-    lengths = side.square().sum(1)
+    lengths = queries.square().sum(1)
     rounding = ROUNDING * (lengths.sqrt() + longest.sqrt()).square()
     return (best[:, -1] + lengths - rounding).numpy(), places.numpy()
 

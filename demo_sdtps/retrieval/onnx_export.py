@@ -18,15 +18,8 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import decoded_triplets
-from demo_sdtps.modeling.exported import (
-    ABOUT,
-    IMAGENET,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    NORMALISED,
-    ExportedModel,
-)
-from demo_sdtps.retrieval.extractor import Extractor
+from demo_sdtps.modeling.exported import ABOUT, ExportedModel
+from demo_sdtps.retrieval.reid import Extractor
 from demo_sdtps.runtime.files import atomic_write, check_output_file
 
 BATCHES, TOLERANCE = (1, 3, 8), 1e-4
@@ -37,46 +30,36 @@ PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
 
 
 class Patterns(nn.Module):
-    """The graph: float32 images (B, 3, H, W) of each of the model's modalities, normalised as `kind` says, and, where `kind` is
-    NORMALISED, cameras (B,) from 0 → the features (B, D) by return pattern, where `kind` is IMAGENET by TEST.RETURN_PATTERN
-    alone. An image of zeros is a missing one."""
+    """The graph: float32 images (B, 3, H, W) of each of the model's modalities, normalised, and cameras (B,) from 0 → the
+    features (B, D) by return pattern. An image of zeros is a missing one."""
 
-    def __init__(self, extractor: Extractor, kind: str):
+    def __init__(self, extractor: Extractor):
         super().__init__()
-        cfg, self.model, self.kind = extractor.cfg, extractor.model, kind
-        self.size, self.neck = list(cfg.INPUT.SIZE_TEST), cfg.TEST.NECK_FEAT
-        columns = self.model.layout.columns
-        self.patterns = [cfg.TEST.RETURN_PATTERN] if kind == IMAGENET else [*columns]
-        values = IMAGENET_MEAN, IMAGENET_STD, cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD
-        self.statistics = [torch.tensor(each)[:, None, None] for each in values]
+        self.model, self.neck = extractor.model, extractor.cfg.TEST.NECK_FEAT
+        self.size = list(extractor.cfg.INPUT.SIZE_TEST)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         *images, cameras = inputs
-        if self.kind == IMAGENET:
-            imagenet_mean, imagenet_std, mean, std = self.statistics
-            images = [(image * imagenet_std + imagenet_mean - mean) / std for image in inputs]
-            cameras = torch.full_like(inputs[0][:, 0, 0, 0], self.model.backbone.cameras).long()
         # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
         by_name = dict(zip(self.model.modalities, torch.stack(images).unbind(), strict=True))
         context = self.model.forward_features(by_name, cameras).context
-        features = self.model.return_patterns(context, self.neck)
-        return tuple(features[pattern] for pattern in self.patterns)
+        return tuple(self.model.return_patterns(context, self.neck).values())
 
     def examples(self, batch: int) -> dict[str, torch.Tensor]:
         """Random images and cameras by the names of the inputs, the same in every run."""
-        generator, names = torch.Generator().manual_seed(batch), self.model.modalities
-        images = [torch.randn(batch, 3, *self.size, generator=generator) for _ in names]
-        inputs = dict(zip(map(str.lower, names), images, strict=True))
-        if self.kind == NORMALISED:
-            inputs["camera"] = torch.arange(batch) % (1 + self.model.camera_num)
-        return inputs
+        generator = torch.Generator().manual_seed(batch)
+        images = {
+            name.lower(): torch.randn(batch, 3, *self.size, generator=generator)
+            for name in self.model.modalities
+        }
+        return images | {"camera": torch.arange(batch) % (1 + self.model.camera_num)}
 
 
 @torch.no_grad()
-def write_onnx(extractor: Extractor, path: Path, kind: str = NORMALISED) -> str:
+def write_onnx(extractor: Extractor, path: Path) -> str:
     """Write the model in float32, for any number of triplets → the record in its metadata, which `ExportedModel` reads."""
-    graph, batch = Patterns(extractor, kind).eval(), torch.export.Dim("batch", min=1, max=65536)
-    inputs = graph.examples(2)
+    graph, batch = Patterns(extractor).eval(), torch.export.Dim("batch", min=1, max=65536)
+    inputs, layout = graph.examples(2), extractor.model.layout
     for logger in ("onnxscript", "onnx_ir", "torch.onnx"):  # they tell what they do not fold
         logging.getLogger(logger).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -87,22 +70,18 @@ def write_onnx(extractor: Extractor, path: Path, kind: str = NORMALISED) -> str:
             dynamo=True,
             verbose=False,
             input_names=[*inputs],
-            output_names=[f"pattern_{pattern}" for pattern in graph.patterns],
+            output_names=[f"pattern_{pattern}" for pattern in layout.columns],
             custom_translation_table=operators(),
         )
     assert program is not None
-    cfg, layout = extractor.cfg, extractor.model.layout
-    columns = {name: each.indices(layout.width)[:2] for name, each in layout.columns.items()}
-    if kind == IMAGENET:
-        columns = {name: (0, extractor.widths[name]) for name in graph.patterns}
+    cfg = extractor.cfg
     about = {
-        "input": kind,
         "modalities": extractor.model.modalities,
         "size": graph.size,  # height, width
         "mean": list(cfg.INPUT.PIXEL_MEAN),
         "std": list(cfg.INPUT.PIXEL_STD),
         "cameras": extractor.cameras,
-        "columns": columns,
+        "columns": {name: each.indices(layout.width)[:2] for name, each in layout.columns.items()},
         "config": cfg.dump(),
         "origin": extractor.origin,
     }
@@ -173,7 +152,7 @@ def compare_with_torch(extractor: Extractor, model: ExportedModel) -> list[str]:
     """A table, by batch, of the median and the largest difference of a file's features of random images to torch's, relative to
     the largest value. Raises `UserError` where the median is above TOLERANCE: single images may differ, since patches whose
     scores are equal within rounding may be chosen otherwise."""
-    graph = Patterns(extractor, model.about["input"])
+    graph = Patterns(extractor)
     lines = [f"{'batch':>5}  {'median':>10}  {'largest':>10}"]
     for batch in BATCHES:
         inputs = graph.examples(batch)
@@ -201,7 +180,6 @@ def export_model(
     extractor: Extractor,
     path: Path,
     precision: str = "float32",
-    kind: str = NORMALISED,
     samples: Sequence[Sample] = (),
     overwrite: bool = False,
 ) -> None:
@@ -213,7 +191,7 @@ def export_model(
         check_output_file(path.with_suffix(suffix), suffix, overwrite)
     with TemporaryDirectory() as folder:
         file = Path(folder, f"model{path.suffix}")
-        about = write_onnx(extractor, onnx := file.with_suffix(".onnx"), kind)
+        about = write_onnx(extractor, onnx := file.with_suffix(".onnx"))
         if is_openvino:
             write_openvino(onnx, file, about)
         model = ExportedModel(file)
@@ -223,7 +201,7 @@ def export_model(
             write_openvino(onnx, file := file.with_stem("int8"), about, feeds)
         elif precision == "int8":
             quantise_onnx(file)
-        card = extractor.generate_model_card(file=path.name, input=kind, precision=precision)
+        card = extractor.generate_model_card(file=path.name, precision=precision)
         file.with_suffix(".md").write_text(str(card), encoding="utf-8")
         for suffix in suffixes:
             with atomic_write(path.with_suffix(suffix)) as temporary:

@@ -1,62 +1,52 @@
 """What a trained model does with the user's images and their features, in a checkpoint or exported: `demo_sdtps.load`
 (docs/search.md)."""
 
-import logging
-from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from PIL import Image
+from safetensors.torch import save_model
+from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg, with_values
-from demo_sdtps.config.common import FALSE_ACCEPT, TOP
-from demo_sdtps.config.ranges import Range, read_ranges
-from demo_sdtps.datasets import trained_cameras
-from demo_sdtps.datasets.pixels import read_pixels
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
+from demo_sdtps.config.common import TOP, UNSHARED
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten, get_cfg, with_values
+from demo_sdtps.datasets import Sample, check_trained_on, trained_cameras
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation import tables
+from demo_sdtps.evaluation.distances import Comparison, Side, make_comparison, set_distances
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.modeling.checkpoints import loading
+from demo_sdtps.modeling.demo import DeMo, make_model
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
-from demo_sdtps.retrieval.features import (
-    Features,
-    Hits,
-    as_matrix,
-    decode_present,
-    encode_present,
-    modality_mask,
-)
+from demo_sdtps.modeling.precision import compile_model
+from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
+from demo_sdtps.retrieval.features import Features, decode_present, encode_present, modality_mask
+from demo_sdtps.retrieval.nearest import Calibration, Hits, search_sets
+from demo_sdtps.runtime.device import choose_device
 
-if TYPE_CHECKING:  # an exported model needs no torch for features
-    from torch import Tensor
-
-    from demo_sdtps.evaluation.distances import Comparison, Side
-    from demo_sdtps.retrieval.calibration import Calibration
-    from demo_sdtps.retrieval.table import Rows
-
-logger = logging.getLogger(__name__)
-
+FEW = 256  # triplets up to which no loading processes are started
 ImageLike = Any  # as `datasets.pixels.read_pixels` takes it, None for a missing one
 Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 Cameras = int | str | Sequence[int | str | None] | None
 
 
-class Reid(ABC):
+class Reid:
     """`features` of triplets, their distances, and `search`."""
 
     cfg: CfgNode
-    weights: str = ""  # the file or folder that they were read from
-    model: Any  # of which it reads the `modalities`
+    model: Any  # a `DeMo` or an `ExportedModel`
     cameras: int
     camera_names: Sequence[str]  # as the files of the training have them
     widths: Mapping[int, int]
-    calibrations: "Mapping[int, Calibration]"
-
-    @abstractmethod
-    def _extract(
-        self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool
-    ) -> np.ndarray:
-        """Features (n, D) of images of the model's modalities, None for a missing one."""
+    calibrations: Mapping[int, Calibration]
 
     def features(
         self,
@@ -72,170 +62,101 @@ class Reid(ABC):
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; those with three axes may have n as a further first one. None, for
-        a modality or for an image of it, is a missing one.
+        a modality or for an image of it, is a missing one; modalities that the model does not read are ignored.
         `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
         from 0 as in training, or a text, what the training's files call it; None, or another text, is any other camera, for
         which the mean of the cameras' embeddings is taken. With the camera given, features are those of demo-sdtps export.
 
-        Raises `UserError` for an image that cannot be read, or of a modality that the model does not read, numbers of images
-        that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.
+        Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
+        unknown pattern or camera, and features that are not finite.
         """
         if return_pattern not in RETURN_PATTERNS:
             raise UserError(
                 f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
             )
         names, items = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
-        for name, each in items.items():
-            if name not in names and any(item is not None for item in list_images(each)):
-                raise UserError(
-                    f"There are images of {name.lower()}, but the model reads {', '.join(names).lower()} alone "
-                    "(MODEL.MODALITIES); leave them out, or load a model that reads them."
-                )
         triplets = zip_triplets({name.lower(): items[name] for name in names})
         cameras = self.camera_numbers(camera, len(triplets))
         is_present = np.array([[item is not None for item in triplet] for triplet in triplets])
         present = is_present @ np.array([modality_mask([name]) for name in names])
-        features = self._extract(triplets, cameras, return_pattern, normalise)
-        return Features(features, encode_present(present))
+        features = self._extract(triplets, cameras, return_pattern)
+        features = self._normalise(features) if normalise else features
+        return Features(features.numpy(), encode_present(present))
 
     __call__ = features
 
-    def distance(self, a: "Features | np.ndarray", b: "Features | np.ndarray") -> np.ndarray:
+    def _extract(
+        self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int
+    ) -> torch.Tensor:
+        """Features (n, D) of images of the model's modalities, None for a missing one."""
+        changes: dict[str, Any] = {"DATASETS.NAMES": "Images", "DATASETS.CACHE": "no"}
+        if len(triplets) <= FEW:
+            changes["DATALOADER.NUM_WORKERS"] = 0
+        cfg, names = with_values(self.cfg, changes), self.model.modalities
+        samples, by_case = [], defaultdict(list)
+        for number, (triplet, camera) in enumerate(zip(triplets, cameras, strict=True)):
+            items = dict(zip(names, triplet, strict=True))
+            samples.append(Sample(tuple(map(items.get, MODALITIES)), camera=camera))
+            case = frozenset(name for name in names if items[name] is None)
+            # an exported file takes triplets of all cases at once
+            by_case[case if isinstance(self.model, DeMo) else frozenset[str]()].append(number)
+        output = torch.empty(len(triplets), self.widths[pattern])
+        for case, numbers in by_case.items():
+            loader = test_loader(cfg, [samples[number] for number in numbers])
+            (patterns,) = extract_features(cfg, self.model, loader, [case])
+            output[numbers] = patterns[pattern]
+        return output
+
+    def _normalise(self, features: torch.Tensor) -> torch.Tensor:
+        """Features (n, D) of length 1."""
+        return F.normalize(features)
+
+    def distance(self, a: Features, b: Features) -> np.ndarray:
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
 
         Triplets that lack modalities are compared by TEST.CROSS_MODAL_DISTANCE, whose columns are normalised anew, so
-        give features of length 1; it is infinite where no modality is in common. Arrays other than `Features` count as of
-        complete triplets, which is logged; features of a width that the model does not have are compared by all columns.
+        give features of length 1; it is infinite where no modality is in common. Features of a width that the model does not
+        have are compared by all columns. Raises `UserError` for features that are not finite, or no `Features` of one width.
         """
-        from torch import cdist
 
-        from demo_sdtps.evaluation.distances import set_distances
-
-        def measure(query: "Tensor", gallery: "Tensor") -> "Tensor":
+        def measure(query: torch.Tensor, gallery: torch.Tensor) -> torch.Tensor:
             """By differences in float64, as those of a search."""
             exactly = "donot_use_mm_for_euclid_dist"
-            return cdist(query.double(), gallery.double(), compute_mode=exactly).square().float()
+            far = torch.cdist(query.double(), gallery.double(), compute_mode=exactly)
+            return far.square().float()
 
-        one, other = self._sides(a, b)
-        comparison = self._comparison(self._matching_patterns(one[0].shape[1]))
+        one, other = sides(a, b)
+        comparison = self._comparison(self._matching_patterns(one))
         return set_distances(comparison, one, other, measure).numpy()
 
-    def search(
-        self,
-        query: "Features | np.ndarray",
-        gallery: "Features | np.ndarray | str | Path",
-        top: int = TOP,
-        *,
-        false_accept: float = FALSE_ACCEPT,
-        where: str | None = None,
-    ) -> Hits:
+    def search(self, query: Features, gallery: Features, top: int = TOP) -> Hits:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
         near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m,
         and a hit without a modality in common is row -1, at infinity.
         Where the gallery's triplets differ in what they lack, "nearest" is by distances that are scaled to be comparable
-        (docs/method.md), with a calibration by probability: by the hits' `scores`.
+        (docs/method.md), with a calibration by probability: by the hits' `scores`. With a calibration (demo-sdtps calibrate)
+        the hits have the `probability` that they are of the query's identity.
 
-        With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown, and last, that are
-        beyond the distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01
-        or 0.05, or the next of these that the labelled pairs suffice for.
-
-        A gallery may also be the place of an index (--index of demo-sdtps search), which need not fit into the memory; of it
-        those rows are searched that `where` leaves, a condition in SQL. Its hits have `names` too; its rows are numbered in
-        the order of the names.
-
-        Raises `UserError` for a `top` below 1, an empty gallery, a query without a modality in common with any of it, an index
-        of other weights or settings, and a wrong condition.
+        Raises `UserError` for a `top` below 1, an empty gallery, features that are not finite, or no `Features` of one width.
         """
-        from demo_sdtps.evaluation.distances import check_finite, find_incomparable
-        from demo_sdtps.retrieval.nearest import Gallery, search_sets
-        from demo_sdtps.retrieval.table import Rows
-
-        stored: Gallery
-        if isinstance(gallery, (str, Path)):
-            (side,) = self._sides(query)
-            stored, patterns = self._open_table(side[0].shape[1], gallery, where)
-        elif where is not None:
+        one, other = sides(query, gallery)
+        if top < 1 or not len(gallery):
             raise UserError(
-                "where needs a gallery that is a table, but this one is an array; give a table's place, or select rows."
+                f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
             )
-        else:
-            side, (features, present) = self._sides(query, gallery)
-            check_finite(features, "features of the gallery")
-            stored = Gallery(features, present)
-            patterns = self._matching_patterns(features.shape[1])
-        if top < 1 or not len(stored):
-            raise UserError(
-                f"top is {top}, and the gallery has {len(stored)} triplets; both must be at least 1."
-            )
-        comparison = self._comparison(patterns)
-        alone = find_incomparable(comparison, side[1], stored.present)
-        if len(alone):
-            raise UserError(
-                f"Query {alone[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(alone)}); "
-                "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE all."
-            )
+        patterns = self._matching_patterns(one)
         # two of one width are 1 and 2, which differ; three are the same features
         calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
-        top = min(top, len(stored))
-        hits = search_sets(comparison, side, stored, top, calibration, false_accept)
-        if isinstance(stored, Rows):
-            hits.names = stored.names(hits.rows)
-        return hits
+        top = min(top, len(gallery))
+        return search_sets(self._comparison(patterns), one, other, top, calibration)
 
-    def _open_table(
-        self, width: int, place: str | Path, where: str | None
-    ) -> "tuple[Rows, list[int]]":
-        """The rows of a table in which queries of `width` columns are searched, and their return pattern."""
-        from demo_sdtps.retrieval.gallery import check_origin, describe_features
-        from demo_sdtps.retrieval.table import open_table
+    def _matching_patterns(self, side: Side) -> list[int]:
+        """The return patterns whose features have as many columns."""
+        return [number for number, width in self.widths.items() if width == side[0].shape[1]]
 
-        table = open_table(place)
-        if table is None or not self.weights:
-            raise UserError(
-                f"The gallery {place} does not exist, or the model is none of demo_sdtps.load, whose weights are compared with "
-                "those of the index; give the place of an index of demo-sdtps search, and load the model."
-            )
-        pattern = table.facts["return_pattern"]
-        cfg = with_values(self.cfg, {"TEST.WEIGHT": self.weights})
-        check_origin(table, describe_features(cfg, pattern))
-        if width != table.width:
-            raise UserError(
-                f"The queries have {width} columns, but the features in {place} are of return pattern {pattern} and "
-                f"{table.width} columns; give what features(…, return_pattern={pattern}) returns."
-            )
-        return table.read(where), [pattern]
-
-    def _matching_patterns(self, width: int) -> list[int]:
-        """The return patterns whose features have so many columns."""
-        return [number for number, columns in self.widths.items() if columns == width]
-
-    def _comparison(self, patterns: Sequence[int]) -> "Comparison":
+    def _comparison(self, patterns: Sequence[int]) -> Comparison:
         """How features of the first of these return patterns are compared: by all columns where there is none."""
-        from demo_sdtps.evaluation.distances import Comparison, make_comparison
-
         return make_comparison(self.cfg, patterns[0]) if patterns else Comparison()
-
-    def _sides(self, *features: Any) -> "list[Side]":
-        """Features (n, D) and (m, D), and what is present in them; in other arrays all that the model reads."""
-        import torch
-
-        matrices = [as_matrix(each) for each in features]
-        if len({matrix.shape[1] for matrix in matrices}) > 1:
-            raise UserError(
-                f"The features have the shapes {' and '.join(str(matrix.shape) for matrix in matrices)}; give what "
-                "features(…) returns, of one return pattern."
-            )
-        sides = []
-        for each, matrix in zip(features, matrices, strict=True):
-            present = np.tile(modality_mask(self.model.modalities), (len(matrix), 1))
-            if isinstance(each, Features):
-                present = decode_present(each.present)
-            else:
-                logger.warning(
-                    "Features that do not say what is present count as of complete triplets; give Features(values, present)."
-                )
-            sides.append((torch.from_numpy(matrix), present))
-        return sides
 
     def camera_numbers(self, camera: Cameras, count: int) -> list[int]:
         """`camera` as a list of `count` numbers; any other one is the last, the mean of all."""
@@ -258,37 +179,106 @@ class ExportedReid(Reid):
     """`Reid` by an exported file."""
 
     def __init__(self, cfg: CfgNode):
-        self.cfg, self.weights = cfg, cfg.TEST.WEIGHT
-        self.model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
+        self.cfg, self.model = cfg, ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
         self.model.check_settings(cfg)
         self.cameras, self.widths = self.model.cameras, self.model.widths
-        self.camera_names = trained_cameras(cfg, self.model.about["origin"], self.cameras)
+        origin = self.model.about["origin"]
+        self.camera_names = trained_cameras(cfg, origin, self.cameras)
+        self.calibrations = make_calibrations(origin.get("calibration"), cfg)
 
-    @cached_property
-    def calibrations(self) -> "Mapping[int, Calibration]":  # type: ignore[override]  # read once
-        from demo_sdtps.retrieval.calibration import make_calibrations
+    def _normalise(self, features: torch.Tensor) -> torch.Tensor:
+        lengths = np.linalg.norm(features.numpy(), axis=1, keepdims=True)
+        return features / torch.from_numpy(lengths).clamp_min(1e-12)
 
-        return make_calibrations(self.model.about["origin"].get("calibration"), self.cfg)
+
+class Extractor(
+    nn.Module,
+    PyTorchModelHubMixin,
+    Reid,
+    library_name="demo_sdtps",
+    license="mit",
+    tags=["re-identification"],
+    model_card_template=Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"),
+):
+    """Features of triplets of images, by a trained model: `features`, or a call of it.
+
+    `settings` is the configuration as YAML text, `origin` what the model card says of the training (ORIGIN in
+    `modeling.checkpoints.loading`), `widths` the columns D of a feature by return pattern, `cameras` the number of cameras that
+    the model knows, 0 for none. `save_pretrained(folder)` writes weights, configuration and model card, from which `load`
+    makes an equal one, as from a repository of the Hugging Face hub, to which `push_to_hub` uploads it.
+    """
+
+    def __init__(
+        self,
+        settings: str = "",
+        num_class: int = 0,
+        camera_num: int = 0,
+        origin: dict[str, Any] | None = None,
+    ):
+        super().__init__()
+        # `from_pretrained` passes what config.json has
+        if not settings:
+            raise UserError(
+                "There is no configuration of the model; give a folder or a repository that save_pretrained or "
+                "push_to_hub has written, with its config.json."
+            )
+        self.cfg = load_cfg(StoredText(Path("config.json"), settings))
+        self.origin = origin or {}
+        device = choose_device(self.cfg)  # refused here, before any image is read
+        self.calibrations = make_calibrations(self.origin.get("calibration"), self.cfg)
+        self.model = make_model(self.cfg, num_class, camera_num).eval()
+        if self.cfg.MODEL.COMPILE:
+            compile_model(self.model, device)
+        self.cameras = self.model.backbone.cameras
+        self.camera_names = trained_cameras(self.cfg, self.origin, self.cameras)
+        patterns = self.model.layout.split(torch.empty(0, self.model.layout.width))
+        self.widths = {pattern: feature.shape[1] for pattern, feature in patterns.items()}
 
     def _extract(
-        self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool
-    ) -> np.ndarray:
-        self.model.check_pattern(pattern)
-        ranges = read_ranges(self.cfg)
-        scales = [ranges[name] for name in self.model.modalities]
-        blocks, size = [], self.cfg.TEST.IMS_PER_BATCH
-        for start in range(0, len(triplets), size):
-            chosen = slice(start, start + size)
-            images = [[*map(_pixels, triplet, scales)] for triplet in triplets[chosen]]
-            blocks.append(self.model.features(images, cameras[chosen]))
-        features = np.concatenate(blocks)[:, self.model.columns[pattern]]
-        lengths = np.linalg.norm(features, axis=1, keepdims=True)
-        return features / np.maximum(lengths, 1e-12) if normalise else features
+        self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int
+    ) -> torch.Tensor:
+        self.to(choose_device(self.cfg), torch.float32)  # after half() or double(), too
+        return super()._extract(triplets, cameras, pattern)
 
+    forward = Reid.features
 
-def _pixels(item: Any, scale: Range) -> np.ndarray | None:
-    """An image, as `Reid.features` takes it, as uint8 (3, H, W)."""
-    return None if item is None else read_pixels(item, scale=scale).transpose(2, 0, 1)
+    def __repr__(self) -> str:
+        optional = ("slimming", "sdtps", "hdm", "atmoe")
+        modules = ", ".join(name for name in optional if getattr(self.model, name))
+        widths = ", ".join(
+            f"{width} ({tables.PATTERN_NAMES[pattern]})" for pattern, width in self.widths.items()
+        )
+        size = " × ".join(map(str, self.cfg.INPUT.SIZE_TEST))
+        return (
+            f"Extractor: {self.cfg.MODEL.TRANSFORMER_TYPE} with {modules or 'the backbone alone'}\n"
+            f"  {', '.join(self.model.modalities)} of {size} pixels → features of {widths} numbers\n"
+            f"  {self.cameras or 'no'} cameras, on {choose_device(self.cfg)}"
+        )
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        file = save_directory / loading.SAVED
+        save_model(self, str(file))
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """README.md of `save_pretrained`: data set, configuration and, where they are known, metrics and commit."""
+        default = flatten(get_cfg())
+        values = flatten(self.cfg).items()
+        changed = {k: v for k, v in values if k not in UNSHARED and v != default[k]}
+        metrics = {
+            pattern: {
+                name: row[name] for name in tables.MEASURES if name in row
+            }  # config.json sorts them
+            for pattern, row in (self.origin.get("metrics") or {}).items()
+        }
+        images = ", ".join(f'{name.lower()}="{name.lower()}.jpg"' for name in self.model.modalities)
+        about = self.origin | {
+            "images": images,
+            "identities": self.model.num_class,
+            "model": repr(self).rpartition(", on ")[0],
+            "settings": "\n".join(f"{name}: {value}" for name, value in changed.items()),
+            "metrics": metrics and tables.reid_table(metrics),
+        }
+        return super().generate_model_card(*args, **about | kwargs)
 
 
 def load(
@@ -306,20 +296,44 @@ def load(
     """
     on_device = ["MODEL.DEVICE", device] if device else []
     pairs = [*map(str, [*opts, *on_device]), "TEST.WEIGHT", str(weight)]
-    if is_exported(weight):
-        return open_reid(load_cfg(config_file or ExportedModel(weight).config, pairs))
-    from demo_sdtps.modeling.checkpoints.loading import stored_config
-
-    return open_reid(load_cfg(config_file or stored_config(weight), pairs))
+    return open_reid(load_cfg(config_file or loading.stored_config(weight), pairs))
 
 
 def open_reid(cfg: CfgNode) -> Reid:
     """The model of TEST.WEIGHT."""
-    if is_exported(cfg.TEST.WEIGHT):
-        return ExportedReid(cfg)
-    from demo_sdtps.retrieval.extractor import make_extractor
+    return ExportedReid(cfg) if is_exported(cfg.TEST.WEIGHT) else make_extractor(cfg)
 
-    return make_extractor(cfg)
+
+def make_extractor(cfg: CfgNode) -> "Extractor":
+    """An `Extractor` with the weights of TEST.WEIGHT."""
+    checkpoint = loading.read_checkpoint(cfg.TEST.WEIGHT)
+    settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
+    # for the model card; where it lies beside its run's files, the commit and the record of the evaluation after its epoch
+    folder = checkpoint.path.parent
+    records = tables.evaluated_records(tables.read_records(folder))
+    metrics = {record["epoch"]: record["patterns"] for record in records}
+    run = tables.read_run(folder)
+    commit = run.get("commit") and run["commit"] + (", changed" if run.get("changed") else "")
+    origin = {"commit": commit, "metrics": metrics.get(checkpoint.origin.get("epoch"))}
+    origin |= {**checkpoint.origin, "calibration": stored_calibration(checkpoint)}
+    extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
+    check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
+    loading.load_weights(extractor.model, checkpoint, cfg)
+    return extractor
+
+
+def sides(query: Features, gallery: Features) -> tuple[Side, Side]:
+    """Features (n, D) and (m, D), and what is present in them."""
+    are_features = isinstance(query, Features) and isinstance(gallery, Features)
+    if not are_features or query.shape[1] != gallery.shape[1]:
+        raise UserError(
+            "The features must be of one return pattern; give what features(…) returns, or Features(values, present), "
+            f"of one width, not {' and '.join(str(getattr(each, 'shape', each)) for each in (query, gallery))}."
+        )
+    one, other = (
+        (torch.from_numpy(each.values), decode_present(each.present)) for each in (query, gallery)
+    )
+    return one, other
 
 
 def zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
@@ -327,20 +341,16 @@ def zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
     lists = {name: list_images(each) for name, each in items.items() if each is not None}
     counts = {name: len(each) for name, each in lists.items()}
     names, count = ", ".join(items), max(counts.values(), default=0)
-    if not count:
-        raise UserError(
-            f"There is no image of {names}, which the model reads; give at least one of them."
-        )
-    if min(counts.values()) < count:
+    if min(counts.values(), default=0) < count:
         listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
         raise UserError(
             f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image."
         )
     triplets = list(zip(*(lists.get(name, [None] * count) for name in items), strict=True))
-    for number, triplet in enumerate(triplets):
+    for number, triplet in enumerate(triplets or [()]):
         if all(item is None for item in triplet):
             raise UserError(
-                f"Triplet {number} (from 0) has no image of {names}; give one or leave it out."
+                f"Triplet {number} (from 0) has no image of {names}, which the model reads; give one or leave it out."
             )
     return triplets
 

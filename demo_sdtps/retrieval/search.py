@@ -1,21 +1,25 @@
-"""What demo-sdtps search does: the index of a gallery brought up to date, and the hits of each query (docs/search.md)."""
+"""What demo-sdtps search does: the index of a gallery is brought up to date with its images, and searched (docs/search.md).
+
+The index is a table. A row is a triplet: its name, the paths of its files, what is present, its labels, and `stamps`, a text
+that differs where one of these, the size or a time of a file (`Triplet.stamp`) differs.
+"""
 
 import hashlib
 import json
 import os
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FALSE_ACCEPT, RERANKED, SQUARED
+from demo_sdtps.config.common import RERANKED, SQUARED
 from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, read_folders
 from demo_sdtps.datasets.images import drop_unreadable
@@ -24,34 +28,37 @@ from demo_sdtps.evaluation.distances import (
     Comparison,
     Side,
     describe_incomparable,
-    find_incomparable,
     make_comparison,
     present_modalities,
 )
 from demo_sdtps.evaluation.extraction import prepare_evaluation
-from demo_sdtps.retrieval.calibration import Calibration
-from demo_sdtps.retrieval.gallery import (
-    as_text,
-    describe_features,
-    extract_triplets,
-    open_index,
-    update,
-)
-from demo_sdtps.retrieval.nearest import rerank_hits, search_sets
+from demo_sdtps.retrieval.features import as_text, describe_features
+from demo_sdtps.retrieval.nearest import Calibration, rerank_hits, search_sets
 from demo_sdtps.retrieval.reid import Reid, open_reid
-from demo_sdtps.retrieval.table import Rows
+from demo_sdtps.retrieval.table import BATCH, FEATURE, REBUILD, Table, create_table, open_table
 from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.progress import progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 4  # of the columns and facts of an index
+COLUMNS = ("name", *map(str.lower, MODALITIES), "stamps", "present")
+"""Columns of texts, of which the name is the key; the labels follow."""
+NUMBERS = {"int64": r"-?(0|[1-9]\d{0,17})", "float64": r"-?(0|[1-9]\d{0,9})(\.\d{1,5})?"}
+"""Arrow's types of labels, by what all of a column's texts are, which keep 18 and 15 digits apart; others stay texts."""
+
+Extract = Callable[[Sequence[Triplet]], np.ndarray]  # features (n, D) float32 of triplets
 
 
 class Hit(NamedTuple):
     """A triplet of the gallery, its distance, the score that hits are ordered by and, with a calibration, the probability that
-    it is of the query's identity, nan where it is not known, and whether it is unknown, beyond the threshold, and so last."""
+    it is of the query's identity, nan where it is not known."""
 
     triplet: Triplet
     distance: float
     score: float
     probability: float | None = None
-    is_unknown: bool = False
 
 
 class SearchResult(NamedTuple):
@@ -65,51 +72,47 @@ class SearchResult(NamedTuple):
     reid: Reid
 
 
+class Changes(NamedTuple):
+    """Numbers of triplets that were new, changed and removed since the index was written."""
+
+    new: int
+    changed: int
+    removed: int
+
+
 def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     """Bring the index up to date, and search it."""
     prepare_evaluation(cfg)
     check_extra("demo-sdtps search", "search", {"lancedb": "lancedb", "jinja2": "jinja2"})
-    names, folders = cfg.MODEL.MODALITIES, read_folders(cfg)
-    read = partial(read_triplets, folders=folders, pattern=arguments.pattern)
+    names, pattern = cfg.MODEL.MODALITIES, arguments.return_pattern
+    read = partial(read_triplets, folders=read_folders(cfg), pattern=arguments.pattern)
     gallery = read(arguments.gallery, GALLERY, names, camera=arguments.gallery_camera)
     queries = read(arguments.query, QUERY, names, camera=arguments.camera)
-    if (arguments.re_rank or len(gallery)) < min(arguments.top, len(gallery)):
-        raise UserError(
-            f"--re_rank is {arguments.re_rank}, fewer than the hits to show (--top); raise it."
-        )
-    comparison = make_comparison(cfg, arguments.return_pattern)
-    check_sets(
-        comparison, queries, *(present_modalities(side, names) for side in (queries, gallery))
-    )
     broken: dict[str, str] = {}
     check = partial(drop_unreadable, broken=broken) if cfg.DATASETS.SKIP_UNREADABLE else list
-    origin = describe_features(cfg, arguments.return_pattern)
+    origin = describe_features(cfg, pattern)
     place = arguments.index or default_index(arguments.gallery, origin)
-    origin |= {"checkpoint": cfg.TEST.WEIGHT}
+    origin |= {"checkpoint": cfg.TEST.WEIGHT, "format": FORMAT}
     reid = open_reid(cfg)
-    cameras = check_cameras(arguments, reid, [*gallery, *queries])
-    calibration = None if arguments.re_rank else reid.calibrations.get(arguments.return_pattern)
-    if arguments.false_accept and not calibration:
-        raise UserError(
-            "--false_accept needs a calibration of the distance without re-ranking, which there is not; run demo-sdtps "
-            f"calibrate --weight {cfg.TEST.WEIGHT}, or leave it out."
-        )
-    width = reid.widths[arguments.return_pattern]
+    width = reid.widths[pattern]
     table = open_index(place, arguments.gallery, origin, gallery, width, arguments.rebuild)
-    extract = partial(extract_triplets, reid, arguments.return_pattern)
+    extract = partial(extract_triplets, reid, pattern)
     queries = check(queries)
     # before the gallery, which may take hours
     query = torch.from_numpy(extract(queries)), present_modalities(queries, names)
     changes = update(table, arguments.gallery, gallery, extract, check)
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    total = table.handle.count_rows()
+    total, cameras = table.handle.count_rows(), describe_cameras(reid, [*gallery, *queries])
     print_lines(f"Index {place}: {total} triplets ({counts or 'no change'})", *cameras)
-    rows = table.read(arguments.where)
+    comparison, (stored, side) = make_comparison(cfg, pattern), table.side(arguments.where)
+    if text := describe_incomparable(comparison, query[1], side[1]):
+        print_lines(text)
     hits: list[list[Hit]] = [[] for _ in queries]
-    if queries and len(rows):
-        check_sets(comparison, queries, query[1], rows.present)
+    if queries and len(stored):
         triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
-        hits = find_hits(arguments, comparison, queries, query, rows, triplets, calibration)
+        calibration = None if arguments.re_rank else reid.calibrations.get(pattern)
+        sides = query, stored, side
+        hits = find_hits(arguments, comparison, queries, *sides, triplets, calibration)
     return SearchResult(queries, hits, RERANKED if arguments.re_rank else SQUARED, broken, reid)
 
 
@@ -118,31 +121,32 @@ def find_hits(
     comparison: Comparison,
     queries: Sequence[Triplet],
     query: Side,
-    gallery: Rows,
+    names: np.ndarray,
+    gallery: Side,
     triplets: Mapping[str, Triplet],
     calibration: Calibration | None,
 ) -> list[list[Hit]]:
-    """The hits of each query in rows of an index, of the gallery's triplets by name, without those that have a file of the
-    query, except with --keep_self."""
+    """The hits of each query among rows of an index, which have these names (n,), of the gallery's triplets by name, without
+    those that have a file of the query, except with --keep_self."""
     excluded = [set[str]() for _ in queries]
     if not arguments.keep_self:
         excluded = same_files(queries, triplets)
     # so many that `top` are left without those that are excluded
-    depth = min(arguments.top + max(1, *map(len, excluded)), len(gallery))
-    most = min(max(arguments.re_rank or 0, depth), len(gallery))
-    rate = arguments.false_accept or FALSE_ACCEPT
-    near: Any = search_sets(comparison, query, gallery, most, calibration, rate)
+    depth = min(arguments.top + max(1, *map(len, excluded)), len(names))
+    most = min(max(arguments.re_rank or 0, depth), len(names))
+    near: Any = search_sets(comparison, query, gallery, most, calibration)
     if arguments.re_rank:
         near = rerank_hits(comparison, query, gallery, near, depth)
+    shown = np.where(near.rows < 0, None, names[near.rows])
     # re-ranked ones have no other scores than their distances
-    columns = [gallery.names(near.rows), near.distances, getattr(near, "scores", near.distances)]
-    columns += [near.probability, near.is_unknown] if calibration else []
+    columns = [shown, near.distances, getattr(near, "scores", near.distances)]
+    columns += [near.probability] if calibration else []
     hits = []
     for without, *values in zip(excluded, *columns, strict=True):
         lines = zip(*(column.tolist() for column in values), strict=True)
         # another command may have added images since this one looked for them
-        shown = [line for line in lines if line[0] in triplets and line[0] not in without]
-        hits.append([Hit(triplets[name], *line) for name, *line in shown[: arguments.top]])
+        kept = [line for line in lines if line[0] in triplets and line[0] not in without]
+        hits.append([Hit(triplets[name], *line) for name, *line in kept[: arguments.top]])
     return hits
 
 
@@ -155,27 +159,11 @@ def same_files(queries: Sequence[Triplet], triplets: Mapping[str, Triplet]) -> l
     return [set[str]().union(*map(names.__getitem__, query.file_keys())) for query in queries]
 
 
-def check_sets(
-    comparison: Comparison, queries: Sequence[Triplet], present: np.ndarray, gallery: np.ndarray
-) -> None:
-    """Raise `UserError` for a query, by what is present in them (Q, 3), that has a distance from nothing in the gallery, by
-    what is present there (G, 3)."""
-    if text := describe_incomparable(comparison, present, gallery):
-        first = queries[find_incomparable(comparison, present, gallery)[0]]
-        raise UserError(f"{text}; or leave them out, the first is {first.files[0]}.")
-
-
-def check_cameras(arguments: Namespace, reid: Reid, triplets: Sequence[Triplet]) -> list[str]:
-    """A line on cameras that the model's training did not have, if any. Raises `UserError` where a flag names one."""
-    names = ", ".join(filter(None, reid.camera_names)) or "none that its checkpoint names"
-    for flag in ("camera", "gallery_camera"):
-        name = getattr(arguments, flag)
-        if name and reid.cameras and name not in reid.camera_names:
-            raise UserError(
-                f"--{flag} is {name}, but the cameras of the model's training are {names}; give one of them, or leave it out."
-            )
+def describe_cameras(reid: Reid, triplets: Sequence[Triplet]) -> list[str]:
+    """A line on cameras that the model's training did not have, if any."""
     labels = {triplet.labels["camera"] for triplet in triplets if "camera" in triplet.labels}
     others = sorted(labels - {*reid.camera_names}) if reid.cameras else []
+    names = ", ".join(filter(None, reid.camera_names)) or "none that its checkpoint names"
     return others and [
         f"Cameras that the model was not trained on, so that the mean of its own ({names}) is taken: {', '.join(others)}"
     ]
@@ -186,3 +174,121 @@ def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:
     place = gallery.resolve()
     content = os.fsencode(place) + json.dumps(origin, sort_keys=True).encode()
     return Path("runs", "search", f"{place.name}-{hashlib.sha256(content).hexdigest()[:16]}")
+
+
+def extract_triplets(reid: Reid, pattern: int, triplets: Sequence[Triplet]) -> np.ndarray:
+    """The values of `Reid.features` of triplets, by their cameras."""
+    if not triplets:
+        return np.empty((0, reid.widths[pattern]), np.float32)
+    images = zip(*(triplet.paths for triplet in triplets), strict=True)
+    cameras = [triplet.labels.get("camera") for triplet in triplets]
+    return reid.features(*images, return_pattern=pattern, camera=cameras).values
+
+
+def open_index(
+    place: str | Path,
+    gallery: Path,
+    origin: Mapping[str, Any],
+    triplets: Sequence[Triplet],
+    width: int,
+    rebuild: bool,
+) -> Table:
+    """The table of the index at a place; an empty one where there is none, with `rebuild`, and where the gallery's triplets
+    have other labels, or labels of other types. Raises `UserError` for features of another origin, for those of a gallery
+    elsewhere that still exists (where its folder is gone, it has moved), and for labels that no column can be named by."""
+    import pyarrow as pa
+
+    here, types = str(gallery.resolve()), {name: pa.string() for name in COLUMNS}
+    for label in dict.fromkeys(label for triplet in triplets for label in triplet.labels):
+        if label in (*COLUMNS, FEATURE) or not label or {".", "`"} & {*label}:
+            raise UserError(
+                f"The index has no column {label!r} for a label of {gallery}; rename it."
+            )
+        texts = [triplet.labels.get(label) or None for triplet in triplets]
+        types[label] = label_type(pa.array(texts, pa.string()))
+    table = None if rebuild else open_table(place)
+    if table:
+        check_origin(table, origin)
+        other = table.facts["gallery"]
+        if other != here and Path(other).exists():
+            raise UserError(
+                f"The index {place} is of the gallery {other}, not of {gallery}; {REBUILD}."
+            )
+    if table and table.labels == types:
+        return table
+    is_other = rebuild or table is not None
+    return create_table(place, {**origin, "gallery": here}, types, width, replace=is_other)
+
+
+def update(
+    table: Table,
+    gallery: Path,
+    triplets: Sequence[Triplet],
+    extract: Extract,
+    check: Callable[[Sequence[Triplet]], list[Triplet]] = list,
+) -> Changes:
+    """Bring a table up to date with its gallery. New and changed triplets are extracted as `check` returns them; those that it
+    leaves images out of count as changed again the next time. A `BATCH` is written at once, so that an interrupted update
+    continues there."""
+    import pyarrow.compute as pc
+
+    columns = as_columns(
+        progress(triplets, "looking for changes", unit="triplet"), gallery, table.labels
+    )
+    stored = table.read(names=["name", "stamps"])
+    place = pc.index_in(columns["name"], stored["name"])  # null: a new one
+    stamps = stored["stamps"].take(place).combine_chunks()
+    is_kept = pc.fill_null(pc.equal(columns["stamps"], stamps), False)
+    gone = np.setdiff1d(np.arange(len(stored)), np.asarray(place.filter(is_kept)))
+    table.delete(stored["name"].take(gone).to_pylist())
+    outdated = np.flatnonzero(~np.asarray(is_kept)).tolist()
+    with progress(total=len(outdated), desc="indexing", unit="triplet") as bar:
+        for start in range(0, len(outdated), BATCH):
+            rows = outdated[start : start + BATCH]
+            if chunk := check([triplets[row] for row in rows]):
+                # stamps are those before the images are read
+                table.put(as_columns(chunk, gallery, table.labels), extract(chunk))
+            bar.update(len(rows))
+    changed = len(outdated) - place.null_count
+    changes = Changes(place.null_count, changed, len(gone) - changed)
+    if any(changes):
+        table.tidy()
+    return changes
+
+
+def as_columns(
+    triplets: Iterable[Triplet], gallery: Path, labels: Iterable[str]
+) -> "dict[str, pa.StringArray]":
+    """The columns of a gallery's triplets as texts, paths relative to its folder."""
+    import pyarrow as pa
+
+    folder = gallery if gallery.is_dir() else gallery.parent
+    rows = []
+    for triplet in triplets:
+        paths = [each and as_text(each.removeprefix(f"{folder}{os.sep}")) for each in triplet.paths]
+        stamps = f"{triplet.stamp()} {paths} {sorted(triplet.labels.items())}"
+        texts = as_text(triplet.name), *paths, stamps, ",".join(triplet.modalities)
+        rows.append({**triplet.labels, **dict(zip(COLUMNS, texts, strict=True))})
+    return {name: pa.array([row.get(name) or None for row in rows], pa.string()) for name in labels}
+
+
+def label_type(column: "pa.StringArray") -> "pa.DataType":
+    """The type of a column of labels: whole numbers, numbers or text, by what all are."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name, pattern in NUMBERS.items():
+        is_number = pc.match_substring_regex(column, f"^{pattern}$")
+        if column.null_count < len(column) and pc.all(is_number).as_py():
+            return getattr(pa, name)()
+    return pa.string()
+
+
+def check_origin(table: Table, origin: Mapping[str, Any]) -> None:
+    """Raise `UserError` where the features of a table depend on something else than `origin`."""
+    was, now = ({**each, **each.get("configuration", {})} for each in (table.facts, origin))
+    for name in now:
+        if name not in ("checkpoint", "configuration") and was.get(name) != now[name]:
+            raise UserError(
+                f"The features in {table.place} are of another {name} ({was.get(name)!r}, not {now[name]!r}); {REBUILD}."
+            )

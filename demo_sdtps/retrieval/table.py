@@ -1,7 +1,7 @@
 """A gallery's features and labels in a table of LanceDB, in a folder or at an address of object storage (docs/search.md).
 
-A row is a triplet, whose `name` is the key. LanceDB commits each change as a version, atomically, keeps readers on theirs, and
-merges what several processes write, or refuses it.
+A row is a triplet, whose `name` is the key. LanceDB commits each change as a version, atomically, and merges
+what several processes write, or refuses it.
 """
 
 import json
@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +17,14 @@ import numpy as np
 import torch
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.evaluation.distances import check_finite
+from demo_sdtps.evaluation.distances import Side, check_finite
 from demo_sdtps.retrieval.features import modality_mask
-from demo_sdtps.retrieval.nearest import Gallery
 from demo_sdtps.runtime.errors import check_extra
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLE, FEATURE, ROW_ID = "features", "feature", "_rowid"
-FORMAT = 4
+TABLE, FEATURE = "features", "feature"
 BATCH = 4096  # rows that are written or deleted at a time
 MOST_FRAGMENTS = 64  # files of few rows, before they are merged
 KEPT = timedelta(days=1)  # by which readers of older versions have ended
@@ -35,39 +32,6 @@ REBUILD = "pass --rebuild to make it anew, or --index another folder"
 UNREACHABLE = ("BadScheme", "credentials", "NoSuchBucket", "Access", "Signature", "ConnectError")
 CHANGED = ("onflict", "concurrent", "TooMuchWriteContention", "already exists")
 """Words of LanceDB's errors on object storage that cannot be reached, and on a table that another process writes."""
-
-
-@dataclass(frozen=True)
-class Rows(Gallery):
-    """One version of a table, or what a filter leaves of it: n triplets in the order of their names. `columns` are Arrow's, and
-    `features` a table of LanceDB, which later changes do not reach, from which `take` reads rows by their `ids` (n,)."""
-
-    table: "Table"
-    columns: "pa.Table"
-    ids: np.ndarray
-
-    def names(self, rows: np.ndarray) -> np.ndarray:
-        """The names (…) of rows (…), None for row -1."""
-        import pyarrow as pa
-
-        places = pa.array(rows.ravel(), mask=rows.ravel() < 0)
-        names = self.columns["name"].take(places).to_pylist()
-        return np.array(names, object).reshape(rows.shape)
-
-    def reading_order(self) -> np.ndarray:
-        """All rows (n,) in the order in which they are stored."""
-        return self.ids.argsort()
-
-    def take(self, rows: np.ndarray) -> torch.Tensor:
-        """The features (m, D) float32 of distinct rows (m,)."""
-        ids = self.ids[rows]
-        with engine_errors(self.table.place):
-            query = self.features.take_row_ids(ids.tolist()).select([FEATURE])
-            batch = query.with_row_id().to_arrow()  # in any order
-        stored = np.asarray(batch[FEATURE].combine_chunks().flatten()).reshape(len(rows), -1)
-        features = np.empty_like(stored)
-        features[ids.argsort()] = stored[batch[ROW_ID].to_numpy().argsort()]
-        return torch.from_numpy(features)
 
 
 class Table:
@@ -107,37 +71,41 @@ class Table:
             if self.handle.stats()["fragment_stats"]["num_small_fragments"] > MOST_FRAGMENTS:
                 self.handle.optimize(cleanup_older_than=KEPT)
 
-    def read(self, where: str | None = None, names: Sequence[str] = ("name", "present")) -> Rows:
-        """The rows of the newest version, or those that `where`, a condition in SQL, leaves, with the columns of `names`; later
-        changes do not reach them. Raises `UserError` for a wrong condition, and for one that leaves nothing."""
+    def read(
+        self, where: str | None = None, names: Sequence[str] = ("name", "present", FEATURE)
+    ) -> "pa.Table":
+        """The rows in the order of their names, or those that `where`, a condition in SQL, leaves, with the columns of `names`.
+        Raises `UserError` for a wrong condition, and for one that leaves nothing."""
+        query = self.handle.search().select([*names])
         with engine_errors(self.place):
-            features = connect(self.place).open_table(TABLE)
-        query = features.search().select([*names]).with_row_id(True)
-        try:
-            # LanceDB drops what follows a whole condition, but not inside parentheses
-            table = (query if where is None else query.where(f"({where})")).to_arrow()
-        except ValueError as error:
-            raise UserError(f"The filter {where!r} cannot be used: {message(error)}.") from None
-        if where is not None and not len(table):
+            try:
+                # LanceDB drops what follows a whole condition, but not inside parentheses
+                rows = (query if where is None else query.where(f"({where})")).to_arrow()
+            except ValueError as error:
+                if where is None:
+                    raise
+                raise UserError(f"The filter {where!r} cannot be used: {message(error)}.") from None
+        if where is not None and not len(rows):
             raise UserError(f"The filter {where!r} leaves none of the rows of {self.place}.")
-        columns = table.sort_by("name")
-        texts = columns["present"].combine_chunks().dictionary_encode()
-        sets = [modality_mask(text.split(",")) for text in texts.dictionary.to_pylist()]
-        present = np.array(sets, bool).reshape(-1, len(MODALITIES))[texts.indices.to_numpy()]
-        return Rows(features, present, self, columns, columns[ROW_ID].to_numpy())
+        return rows.sort_by("name")
+
+    def side(self, where: str | None = None) -> "tuple[np.ndarray, Side]":
+        """The names (n,) of the rows of `read`, and their features (n, D) float32 with what is present in each."""
+        rows = self.read(where)
+        features = np.asarray(rows[FEATURE].combine_chunks().flatten()).reshape(-1, self.width)
+        sets = [modality_mask(text.split(",")) for text in rows["present"].to_pylist()]
+        present = np.array(sets, bool).reshape(-1, len(MODALITIES))
+        return np.array(rows["name"].to_pylist(), object), (torch.tensor(features), present)
 
 
 def open_table(place: str | Path) -> Table | None:
-    """The table at a place, if any. Raises `UserError` for one of another FORMAT, and for one that cannot be read."""
+    """The table at a place, if any. Raises `UserError` for one that cannot be read."""
     if "://" not in str(place) and not Path(place).exists():  # or LanceDB makes a folder
         return None
     with engine_errors(place):
         database = connect(place)
         is_there = TABLE in database.list_tables().tables
-        table = Table(place, database.open_table(TABLE)) if is_there else None
-    if table and table.facts.get("format") != FORMAT:
-        raise UserError(f"The table {place} is of another version of demo-sdtps; {REBUILD}.")
-    return table
+        return Table(place, database.open_table(TABLE)) if is_there else None
 
 
 def create_table(
@@ -151,7 +119,7 @@ def create_table(
     with `replace` in place of the one that is there, if any, whatever is in it."""
     import pyarrow as pa
 
-    texts = {key: json.dumps(value) for key, value in {"format": FORMAT, **facts}.items()}
+    texts = {key: json.dumps(value) for key, value in facts.items()}
     fields = [*columns.items(), (FEATURE, pa.list_(pa.float32(), width))]
     key = pa.field(*fields[0], False, {"lance-schema:unenforced-primary-key:position": "1"})
     schema = pa.schema([key, *fields[1:]], texts)

@@ -16,17 +16,13 @@ from demo_sdtps.commands import search
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, read_splits, split_validation
-from demo_sdtps.retrieval.calibration import (
-    Calibration,
-    Labelled,
-    calibration_file,
-    fit,
-)
+from demo_sdtps.retrieval.calibration import SUFFIX, fit, select_pairs
+from demo_sdtps.retrieval.nearest import Nearest, probabilities
 from synthetic import commands as synthetic
 
 pytestmark = pytest.mark.usefixtures("shallow")
 SETTINGS = (*KEEP_ALL, "MODEL.HDM", "True")
-WHOLE, WHOLE_SET = "RGB+NI+TI, RGB+NI+TI", np.ones(3, bool)
+WHOLE = "RGB+NI+TI, RGB+NI+TI"
 
 
 def draw_pairs(same, different):
@@ -50,34 +46,21 @@ def test_the_fit_is_platts():
     fitted = fit(pairs)
     assert fitted["slope"] == pytest.approx(-model.coef_[0, 0], rel=1e-3)
     assert fitted["offset"] == pytest.approx(model.intercept_[0], rel=1e-3)
-    actual, _ = Calibration({WHOLE: fitted}).judge(distances[:, 0], WHOLE_SET, WHOLE_SET, 0.01)
-    np.testing.assert_allclose(actual, model.predict_proba(distances)[:, 1], atol=1e-4)
     small = fit((pairs[0] * 1e-4, pairs[1] * 1e-4))
     assert small["slope"] == pytest.approx(1e4 * fitted["slope"], rel=1e-3)
     assert (fitted["same"], fitted["different"]) == (300, 4000)
-    assert [*fitted["limits"]] == ["0.01", "0.05"]  # ten pairs decide each
     reversed_kinds = fit(pairs[::-1])  # no model whose probability rises with the distance
     assert reversed_kinds["slope"] == 0
     assert 1 / (1 + math.exp(-reversed_kinds["offset"])) == pytest.approx(4000 / 4300, rel=1e-3)
 
 
-def test_a_threshold_accepts_its_share_of_different_identities():
-    """Or that of the next coarser rate that the pairs suffice for."""
-    pairs = draw_pairs(100, 5000)
-    calibration = Calibration({WHOLE: fit(pairs)})
-    for rate, share in ((0.001, 0.01), (0.01, 0.01), (0.05, 0.05), (0.5, 1)):
-        _, is_unknown = calibration.judge(pairs[1], WHOLE_SET, WHOLE_SET, rate)
-        assert (~is_unknown).mean() == pytest.approx(share)
-
-
 def test_sets_without_a_fit_have_no_probability():
-    """And both orders of two sets have the same."""
-    fits = {"RGB, NI+TI": {"slope": 2.0, "offset": 1.0, "limits": {"0.01": 0.5}}}
-    one = present_in([{"RGB"}, {"NI", "TI"}, {"RGB"}])
-    other = present_in([{"NI", "TI"}, {"RGB"}, {"RGB"}])
-    judged = Calibration(fits).judge(np.array([[0.5, 0.51, 0.9]]), one[None], other[None], 0.01)
-    np.testing.assert_allclose(judged[0], [[0.5, 1 / (1 + np.exp(0.02)), np.nan]])
-    np.testing.assert_array_equal(judged[1], [[False, True, False]])
+    """Nor has row -1."""
+    rgb, rest = frozenset({"RGB"}), frozenset({"NI", "TI"})
+    hits = Nearest(np.array([[0, 1, -1]]), np.array([[0.5, 0.7, np.inf]]))
+    sides = present_in([rgb]), present_in([rest, rgb])
+    actual = probabilities({(rgb, rest): (2.0, 1.5)}, hits, *sides)
+    np.testing.assert_allclose(actual, [[1 / (1 + np.exp(-0.5)), np.nan, np.nan]])
 
 
 def test_pairs_of_one_identity_are_of_different_cameras():
@@ -92,8 +75,7 @@ def test_pairs_of_one_identity_are_of_different_cameras():
                 different.append(distances[i, j])
             elif cameras[0][i] != cameras[1][j]:
                 same.append(distances[i, j])
-    labelled = Labelled("RGB, NI+TI", distances, identities, cameras)
-    pairs = labelled.pairs(np.arange(7) >= 2)
+    pairs = select_pairs((distances, identities, cameras), np.arange(7) >= 2)
     assert [one.tolist() for one in pairs] == [same, different]
 
 
@@ -132,7 +114,7 @@ def calibrated_weights(weights, other_root, tmp_path_factory):
 def calibrated(calibrated_weights, tmp_path):
     """A copy of that with its calibration, and the record of this."""
     path = shutil.copyfile(calibrated_weights, tmp_path / "last.pth")
-    file = shutil.copyfile(calibration_file(calibrated_weights), calibration_file(path))
+    file = shutil.copyfile(calibrated_weights.with_suffix(SUFFIX), path.with_suffix(SUFFIX))
     return path, json.loads(file.read_text())
 
 
@@ -149,22 +131,12 @@ def test_a_calibration_is_of_the_distances_of_the_search(calibrated, other_root)
             reid.features(rgb=rgb, **known), reid.features(rgb=rgb, ni=ni, ti=ti, **known)
         )
         different = distances[identities[:, None] != identities]
+        cameras = np.array([sample.camera for sample in samples])
+        is_same = (identities[:, None] == identities) & (cameras[:, None] != cameras)
         fitted = record["patterns"][str(pattern)]["RGB, RGB+NI+TI"]
         assert fitted["different"] == len(different) == 64 * 56
-        assert fitted["limits"]["0.05"] == pytest.approx(np.quantile(different, 0.05), rel=0.02)
-
-
-def mixed_gallery(files, tmp_path):
-    """Images by modality, every second triplet in RGB alone; the files are in a folder too."""
-    images = {
-        name: [p if name == "rgb" or n % 2 else None for n, p in enumerate(paths)]
-        for name, paths in files.items()
-    }
-    for modality, paths in images.items():
-        for number, file in enumerate(paths):
-            if file:
-                copy(file, tmp_path / "gallery" / modality.upper() / f"{number}.jpg")
-    return images
+        expected = fit((distances[is_same], different))
+        assert fitted == pytest.approx(expected, rel=1e-3)
 
 
 def test_searches_show_what_the_calibration_says(calibrated, files, success, tmp_path):
@@ -172,64 +144,53 @@ def test_searches_show_what_the_calibration_says(calibrated, files, success, tmp
     path, record = calibrated
     reid = demo_sdtps.load(path)
     features = reid.features(**files)
-    _, distances = hits = reid.search(features[:2], features, top=3, false_accept=0.05)
+    _, distances = hits = reid.search(features[:2], features, top=3)
     fitted = record["patterns"]["3"][WHOLE]
     expected = 1 / (1 + np.exp(fitted["slope"] * distances - fitted["offset"]))
     np.testing.assert_allclose(hits.probability, expected, rtol=1e-5)
-    np.testing.assert_array_equal(hits.is_unknown, distances > fitted["limits"]["0.05"])
-    thermal, visible = files["ti"][0], files["rgb"][0]
-    mixed = reid.features(ti=[thermal, None], rgb=[None, visible])
-    assert reid.search(mixed[:1], mixed).is_unknown.tolist() == [[False, True]]  # not in common
     for modality, paths in files.items():
         for number, file in enumerate(paths):
             copy(file, tmp_path / "gallery" / modality.upper() / f"{number}.jpg")
     words = ["--weight", path, "--gallery", tmp_path / "gallery", "--index", tmp_path / "index"]
     words += ["--query", tmp_path / "gallery", "--keep_self", "--top", 3]
     outputs = ["--csv", tmp_path / "hits.csv", "--output", tmp_path / "hits.html"]
-    success(search.main, *words, "--false_accept", "0.05", *outputs)
+    success(search.main, *words, *outputs)
     header, *lines = read_rows(tmp_path / "hits.csv")
-    assert header == ["query", "rank", "gallery", "distance", "probability", "unknown"]
-    judged = zip(lines, hits.probability.flat, hits.is_unknown.flat, strict=False)
-    for line, probability, unknown in judged:
+    assert header == ["query", "rank", "gallery", "distance", "probability"]
+    for line, probability in zip(lines, hits.probability.flat, strict=False):
         assert float(line[4]) == pytest.approx(probability, abs=1e-4)
-        assert line[5] == str(int(unknown))
     assert (tmp_path / "hits.html").read_text().count("P = ") == 3 * len(files["rgb"])
     assert success(search.main, *words).count("P = ") == 3 * len(files["rgb"])
     assert "P = " not in success(search.main, *words, "--re_rank", 3)
 
 
-def test_what_is_unknown_comes_last(calibrated, files, success, tmp_path):
-    """Of a mixed gallery, by a threshold for one set that its likelier triplets are beyond: in Python, of arrays and of a
-    table, and by the command."""
+def test_hits_of_several_sets_are_ordered_by_probability(calibrated, files):
+    """Of a gallery in which every second triplet has RGB alone: the farther ones of a set may be likelier."""
     path, record = calibrated
-    for name, offset, limit in (("RGB, RGB+NI+TI", 9.0, 1e-6), ("RGB, RGB", -9.0, 9)):
-        record["patterns"]["3"][name] |= {"slope": 1.0, "offset": offset, "limits": {"0.05": limit}}
-    calibration_file(path).write_text(json.dumps(record))
+    for name, offset in (("RGB, RGB+NI+TI", 9.0), ("RGB, RGB", -9.0)):
+        record["patterns"]["3"][name] |= {"slope": 1.0, "offset": offset}
+    path.with_suffix(SUFFIX).write_text(json.dumps(record))
     reid, count = demo_sdtps.load(path), len(files["rgb"])
-    gallery = reid.features(**mixed_gallery(files, tmp_path))
+    gallery = reid.features(
+        **{
+            name: [p if name == "rgb" or n % 2 else None for n, p in enumerate(paths)]
+            for name, paths in files.items()
+        }
+    )
     query = reid.features(rgb=files["rgb"][:1])
     (far,) = reid.distance(query, gallery)
-    is_unknown = [row % 2 == 1 and far[row] > 1e-6 for row in range(count)]
-    expected = sorted(range(count), key=lambda row: (is_unknown[row], row % 2 == 0, far[row]))
-    words = ["--weight", path, "--gallery", tmp_path / "gallery", "--index", tmp_path / "index"]
-    copy(files["rgb"][0], alone := tmp_path / "query" / "RGB" / "x.jpg")
-    words += ["--query", alone, "--top", count, "--csv", tmp_path / "hits.csv"]
-    success(search.main, *words)
-    names = [str(tmp_path / "gallery" / "RGB" / f"{row}.jpg") for row in expected]
-    header, *lines = read_rows(tmp_path / "hits.csv")
-    assert header[4] == "score" and [line[2] for line in lines] == names
-    for place in (gallery, tmp_path / "index"):
-        hits = reid.search(query, place, top=count - 2)
-        assert hits.rows[0].tolist() == expected[: count - 2]
-        assert hits.is_unknown[0].tolist() == [is_unknown[row] for row in expected[: count - 2]]
-        scores = [far[row] + (-9 if row % 2 else 9) for row in expected[: count - 2]]
-        np.testing.assert_allclose(hits.scores[0], scores, atol=1e-4)
+    expected = sorted(range(count), key=lambda row: (row % 2 == 0, far[row]))
+    hits = reid.search(query, gallery, top=count)
+    assert hits.rows[0].tolist() == expected
+    scores = [far[row] + (-9 if row % 2 else 9) for row in expected]
+    np.testing.assert_allclose(hits.scores[0], scores, atol=1e-4)
+    assert (np.diff(hits.probability[0]) <= 0).all()
 
 
 def test_a_calibration_is_used_with_its_own_model_alone(
-    calibrated, weights, files, refusal, caplog, tmp_path
+    calibrated, weights, files, caplog, tmp_path
 ):
-    """Which `save_pretrained` keeps; one of other settings or weights is told, a damaged one refused."""
+    """Which `save_pretrained` keeps; one of other settings or weights is told."""
     path, _ = calibrated
     reid = demo_sdtps.load(path)
     features = reid.features(**files)
@@ -238,39 +199,26 @@ def test_a_calibration_is_used_with_its_own_model_alone(
     saved = demo_sdtps.load(tmp_path / "saved").search(features, features).probability
     np.testing.assert_array_equal(saved, expected)
     assert demo_sdtps.load(weights).search(features, features).probability is None
-    words = ("--gallery", files["rgb"][0].parents[1], "--query", files["rgb"][0])
-    told = refusal(search.main, "--weight", weights, *words, "--false_accept", "0.01")
-    assert "demo-sdtps calibrate --weight" in told
     other = demo_sdtps.load(path, "TEST.CROSS_MODAL_DISTANCE", "all")
     assert other.search(features, features).probability is None
     assert "of another configuration" in caplog.text
     checkpoint_file(path, with_values(other.cfg, {"MODEL.SDTPS_BETA": 0.4}))
     assert demo_sdtps.load(path).search(features, features).probability is None
     assert "is of other weights" in caplog.text
-    calibration_file(path).write_text('{"a": 1}')
-    assert calibration_file(path).name in refusal(search.main, "--weight", path, *words)
 
 
-def test_identities_of_training_and_test_are_not_calibrated_on(
-    weights, calibrated, other_root, refusal, tmp_path, capsys
+def test_the_identities_that_were_held_out_are_calibrated_on(
+    weights, other_root, refusal, tmp_path, capsys
 ):
-    """Nor ones that another share would have left out, and no few."""
-    held_out = with_values(demo_sdtps.load(weights).cfg, {"DATASETS.VALIDATION": 0.34})
-    other = checkpoint_file(tmp_path / "other.pth", held_out)
-    again = ("--split", "train", "DATASETS.ROOT_DIR", f"{held_out.DATASETS.ROOT_DIR}/.")
-    for weight, *words in (
-        (weights,),
-        (weights, "--split", "query"),
-        (other, *again),
-        (other, "DATASETS.VALIDATION", "0.5"),
-    ):
-        assert "promise too much" in refusal(search.calibrate, "--weight", weight, *words)
+    """By default; too few are refused, and a file is replaced with --overwrite alone."""
+    for share, name in ((0.34, "other.pth"), (0.13, "alone.pth")):
+        cfg = with_values(demo_sdtps.load(weights).cfg, {"DATASETS.VALIDATION": share})
+        checkpoint_file(tmp_path / name, cfg)
     root = ("DATASETS.ROOT_DIR", other_root)
-    assert call(("--weight", other, *root), search.calibrate) == 0
+    words = ("--weight", tmp_path / "other.pth", *root)
+    assert call(words, search.calibrate) == 0
     sets = capsys.readouterr().out.rpartition("modalities: ")[2].split("; ")
     assert "RGB, RGB+NI+TI" in sets
-    alone = with_values(held_out, {"DATASETS.VALIDATION": 0.13})
-    other = checkpoint_file(tmp_path / "alone.pth", alone)
-    assert "too few pairs" in refusal(search.calibrate, "--weight", other, *root)
-    again = (calibrated[0], "--split", "train", *root)
-    assert "--overwrite" in refusal(search.calibrate, "--weight", *again)
+    assert "--overwrite" in refusal(search.calibrate, *words)
+    words = ("--weight", tmp_path / "alone.pth", *root)
+    assert "fewer than 10 pairs" in refusal(search.calibrate, *words)

@@ -103,13 +103,11 @@ def test_an_index_of_other_cameras_is_brought_up_to_date(run, weights, place):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--camera", "7"),
-        ("--gallery_camera", OTHER),
         ("--pattern", "cam"),
         ("--pattern", "("),
     ],
 )
-def test_a_camera_that_cannot_be_is_refused(run, place, words):
+def test_a_wrong_pattern_is_refused(run, place, words):
     before = contents(place)
     code, _, stderr = run(*FOLDERS, *words)
     assert code == 2 and words[1] in stderr and contents(place) == before

@@ -13,7 +13,7 @@ from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
-from demo_sdtps.retrieval import export as exporting
+from demo_sdtps.retrieval import features as exporting
 
 SETTINGS = KEEP_ALL
 
@@ -45,7 +45,8 @@ def test_parquet_holds_what_the_array_holds(export):
         assert metadata[name.encode()].decode() == expected[name]
     configuration = json.loads(expected["configuration"].item())
     assert configuration == json.loads(metadata[b"configuration"])
-    assert configuration["TEST.MISS"] == "t" and configuration["TEST.NECK_FEAT"] == "before"
+    expected = {"TEST.MISS": "t", "TEST.NECK_FEAT": "before", "TEST.AMP": "off"}
+    assert configuration.items() >= expected.items()
 
 
 def test_what_cannot_be_written_is_refused(refusal, export_words, weights, tmp_path):
@@ -65,11 +66,11 @@ def test_what_is_present_is_named_and_each_row_has_its_own(tmp_path):
     """One image may hold all three, and a name may be no text."""
     paths = [("r", "n", "t"), (None, "b\udcff", None), ("r", None, "t"), ("beside.jpg",)]
     samples = [Sample(files, number, number % 2) for number, files in enumerate(paths)]
-    features = numpy_generator().standard_normal((4, 5)).astype(np.float32)
+    values = numpy_generator().standard_normal((4, 5)).astype(np.float32)
     present = np.array([[1, 0, 1], [0, 0, 0], [1, 0, 1], [1, 1, 1]], bool)
     facts = {"split": "gallery", "return_pattern": 3}
-    exporting.write_parquet(tmp_path / "x.parquet", samples, features, present, facts)
+    exporting.write_parquet(tmp_path / "x.parquet", samples, values, present, facts)
     table = pq.read_table(tmp_path / "x.parquet")
     assert table["name"].to_pylist() == ["r", "b\\xff", "r", "beside.jpg"]
     assert table["present"].to_pylist() == ["RGB,TI", "", "RGB,TI", "RGB,NI,TI"]
-    assert table["identity"].to_pylist() == [0, 1, 2, 3] and np.array_equal(column(table), features)
+    assert table["identity"].to_pylist() == [0, 1, 2, 3] and np.array_equal(column(table), values)

@@ -16,6 +16,7 @@ from tiny import SHALLOW
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.modalities import SUBSETS
+from demo_sdtps.retrieval.calibration import SUFFIX
 from tests.reference import cross_modal as plain
 from tests.reference import search as reference
 
@@ -143,21 +144,24 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
     gallery = random.normal(size=(20, 7)).astype(np.float32)
     gallery[[3, 11, 17]] = gallery[5]  # ties, which are in their order
     query = np.concatenate([random.normal(size=(3, 7)).astype(np.float32), gallery[5:6]])
+    sides = [demo_sdtps.Features(side, [7] * len(side)) for side in (query, gallery)]
     for top in (1, 4, 10, 20):
-        rows, distances = reid.search(query, gallery, top)
+        rows, distances = reid.search(*sides, top)
         expected = reference.nearest(query.tolist(), gallery.tolist(), range(20), top)
         assert rows.tolist() == [[row for _, row in line] for line in expected]
         assert distances.dtype == np.float32
         assert_close(distances, [[distance for distance, _ in line] for line in expected], 7, 4)
-    whole = np.take_along_axis(reid.distance(query, gallery), rows, axis=1)
+    whole = np.take_along_axis(reid.distance(*sides), rows, axis=1)
     assert np.array_equal(distances, whole)
     assert rows[3, :4].tolist() == [3, 5, 11, 17] and not distances[3, :4].any()
-    assert all(map(np.array_equal, reid.search(query, gallery, 30), (rows, distances)))
-    with pytest.raises(UserError, match=r"shapes \(4, 7\) and \(20, 6\)"):
-        reid.search(query, gallery[:, 1:])
-    for empty, top in ((gallery[:0], 2), (gallery, 0)):
+    assert all(map(np.array_equal, reid.search(*sides, 30), (rows, distances)))
+    narrow = demo_sdtps.Features(gallery[:, 1:], [7] * 20)
+    for wrong in (narrow, gallery):
+        with pytest.raises(UserError, match=r"of one width, not \(4, 7\) and \(20, "):
+            reid.search(sides[0], wrong)
+    for empty, top in ((sides[1][:0], 2), (sides[1], 0)):
         with pytest.raises(UserError, match="both must be at least 1"):
-            reid.search(query, empty, top)
+            reid.search(sides[0], empty, top)
 
 
 def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
@@ -182,18 +186,8 @@ def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
     rows, _ = reid.search(features[2:4], features[[6, 0, 5]], top=2)
     allowed = 2 * tolerance(*lengths) * 4
     assert_order(rows, [[line[row] for row in (6, 0, 5)] for line in expected[2:4]], allowed)
-    with pytest.raises(UserError, match=r"Query 1 \(from 0\) has no modality in common .*: 1\)"):
-        reid.search(features[:2], features[[0, 4]])
     rows, distances = reid.search(features[1:2], features[[0, 1]])
     assert rows.tolist() == [[1, -1]] and np.isinf(distances).tolist() == [[False, True]]
-
-
-def test_other_arrays_count_as_of_complete_triplets(reid, files, caplog):
-    whole = reid.features(**files)
-    expected = reid.distance(whole, whole)
-    assert not caplog.records
-    assert np.array_equal(reid.distance(whole, np.asarray(whole)), expected)
-    assert "count as of complete triplets" in caplog.text
 
 
 BAD = {
@@ -213,15 +207,23 @@ def test_what_cannot_be_used_is_told(reid, files, reason):
         reid.features(**BAD[reason](files))
 
 
-def test_images_that_the_model_does_not_read_are_refused(tiny_root, files, tmp_path):
-    """By `features` and by a call; None is no image, for all triplets or for each."""
+def test_images_that_the_model_does_not_read_are_ignored(tiny_root, files, tmp_path):
     words = cli_args_for(tiny_root, "MODEL.MODALITIES", "[RGB, TI]", config=BASELINE)
     weights = checkpoint_file(tmp_path / "last.pth", load_cfg(words[1], words[2:]))
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
-    pair = {name: files[name] for name in ("rgb", "ti")}
-    expected = reid.features(**pair)
-    assert np.array_equal(reid(**pair, ni=[None] * SHOWN), expected)
-    for call in (reid, reid.features):
-        for images in (files["ni"][0], [None, *files["ni"][1:]], np.zeros((SHOWN, 32, 16, 3))):
-            with pytest.raises(UserError, match="images of ni, but the model reads rgb, ti alone"):
-                call(**pair, ni=images)
+    assert np.array_equal(reid(**files), reid.features(rgb=files["rgb"], ti=files["ti"]))
+    with pytest.raises(UserError, match="no image of rgb, ti"):
+        reid(ni=files["ni"])
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"status": 1}', "{"])
+def test_damaged_records_beside_a_checkpoint(weights, tmp_path, caplog, content):
+    """What a run and save_pretrained record is left out; a calibration is refused."""
+    path = Path(shutil.copy(weights, tmp_path / "last.pth"))
+    for name in ("run.json", "metrics.json", "config.json"):
+        (tmp_path / name).write_text(content)
+    assert demo_sdtps.load(path, "MODEL.DEVICE", "cpu").origin["metrics"] is None
+    assert "metrics.json is damaged" in caplog.text
+    path.with_suffix(SUFFIX).write_text(content)
+    with pytest.raises(UserError, match=r"is damaged, .*; run demo-sdtps calibrate again"):
+        demo_sdtps.load(path, "MODEL.DEVICE", "cpu")

@@ -1,12 +1,10 @@
-"""Exported files in place of a checkpoint: ONNX Runtime, OpenVINO where it is installed, and BoxMOT where it is."""
+"""Exported files in place of a checkpoint: ONNX Runtime, and OpenVINO where it is installed."""
 
 import json
 import re
 import shlex
-import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -169,15 +167,6 @@ def test_a_failed_export_leaves_the_earlier_file_alone(exported, tmp_path, monke
     assert [*tmp_path.iterdir()] == [file] and file.read_bytes() == b"earlier"
 
 
-def test_features_need_no_torch(exported, files):
-    code = (
-        "import sys, demo_sdtps; reid = demo_sdtps.load(sys.argv[1]); "
-        "assert len(reid.features(rgb=sys.argv[2])) == 1; assert 'torch' not in sys.modules"
-    )
-    words = map(str, (exported[1], files["rgb"][0]))
-    subprocess.run([sys.executable, "-c", code, *words], check=True)
-
-
 def test_the_lines_of_the_page_give_the_features(tiny_root, files, tmp_path, monkeypatch):
     """Of images of the model's size and of larger ones, which Pillow and torchvision resize alike but for a few levels."""
     opts = ("INPUT.PIXEL_MEAN", "[0.4, 0.5, 0.6]", "INPUT.PIXEL_STD", "[0.2, 0.25, 0.3]")
@@ -205,27 +194,3 @@ def test_int8_is_near_float32(name, tiny_root, tmp_path):
     cosines = (one * other).sum(axis=1)
     assert (cosines > 0.97).all() and (cosines < 1 - 1e-7).any()
     assert name.endswith("xml") or "MatMulInteger" in str(onnx.load(file).graph)
-
-
-@pytest.mark.skipif(not find_spec("boxmot"), reason="boxmot is not installed")
-def test_a_model_of_rgb_is_one_of_boxmot(tiny_root, files, tmp_path, monkeypatch):
-    """The lines of the page: two boxes of a frame have the features of these crops."""
-    import cv2
-
-    opts = ("MODEL.MODALITIES", "[RGB]", "INPUT.PIXEL_MEAN", "[0.4,0.5,0.6]")
-    checkpoint, _ = export(tmp_path, tiny_root, "tracker.onnx", "--input", "imagenet", opts=opts)
-    frame = np.zeros((220, 200, 3), np.uint8)
-    crops = [cv2.imread(str(path)) for path in files["rgb"][:2]]
-    blocks = re.findall(r"```python\n(.*?)```", Path(ROOT / "docs" / "deploy.md").read_text(), re.S)
-    (lines,) = (block for block in blocks if "boxmot" in block)
-    rows = [[10, 20, 70, 200], [90, 15, 160, 210]]
-    assert str(rows) in lines
-    for crop, (left, top, right, bottom) in zip(crops, rows, strict=True):
-        frame[top:bottom, left:right] = cv2.resize(crop, (right - left, bottom - top))
-    monkeypatch.chdir(tmp_path)
-    cv2.imwrite("frame.png", frame)
-    exec(lines.replace("frame.jpg", "frame.png"), actual := {})
-    shown = [frame[top:bottom, left:right, ::-1] for left, top, right, bottom in rows]
-    small = [np.ascontiguousarray(cv2.resize(crop, (16, 32))) for crop in shown]
-    expected = demo_sdtps.load(checkpoint, "MODEL.DEVICE", "cpu").features(rgb=small)
-    np.testing.assert_allclose(actual["features"], np.asarray(expected), atol=0.01)

@@ -41,26 +41,14 @@ def make_side(queries):
     return torch.from_numpy(queries), np.ones((len(queries), 3), bool)
 
 
-class Stored(nearest.Gallery):
-    """Whose features are read the fastest in another order."""
-
-    def reading_order(self):
-        return numpy_generator(9).permutation(len(self))
-
-
-def make_gallery(features, present=None):
-    """A gallery of complete triplets, unless it is told what is present."""
-    present = np.ones((len(features), 3), bool) if present is None else present
-    return Stored(torch.as_tensor(features), present)
-
-
-def whole(features):
-    return nearest.View(make_gallery(features), np.arange(len(features)))
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(nearest, "READ_ELEMENTS", 7 * 24)
+    monkeypatch.setattr(nearest, "PRODUCT_ELEMENTS", 7 * 8)
+
+
+def search(queries, gallery, top):
+    """`nearest` of arrays."""
+    return nearest.nearest(torch.from_numpy(queries), torch.from_numpy(gallery), top)
 
 
 def test_distances_are_sums_of_doubles():
@@ -68,7 +56,7 @@ def test_distances_are_sums_of_doubles():
     queries, features = random_features(draws, 6, 512), random_features(draws, 40, 512)
     features[:6] = queries + np.float32(1e-4) * features[:6]
     rows = np.arange(40)[None].repeat(6, axis=0)
-    actual = nearest.distances(queries, whole(features), rows)
+    actual = nearest.distances(*map(torch.from_numpy, (queries, features)), rows)
     expected = np.square(features[None].astype(float) - queries[:, None]).sum(axis=2)
     assert np.abs(actual / expected - 1).max() <= np.finfo(np.float32).eps / 2
 
@@ -79,7 +67,7 @@ def test_exact_search_is_the_slow_one_ties_included(top):
     generator = numpy_generator(1)
     gallery = short_features(generator, 60, copies=30)
     queries = np.concatenate([short_features(generator, 4), gallery[:4]])
-    actual = nearest.nearest(queries, whole(gallery), top)
+    actual = search(queries, gallery, top)
     expected = reference.nearest(queries.tolist(), gallery.tolist(), range(60), top)
     for rows, distances, line in zip(actual.rows, actual.distances, expected, strict=True):
         assert rows.tolist() == [row for _, row in line]
@@ -91,7 +79,7 @@ def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
     """More of them than there are candidates at first, wherever they are."""
     monkeypatch.setattr(nearest, "SPARE", 0)
     gallery = np.repeat(random_features(numpy_generator(3), 2), 50, axis=0)
-    assert nearest.nearest(gallery[60:61], whole(gallery), 3).rows[0].tolist() == [50, 51, 52]
+    assert search(gallery[60:61], gallery, 3).rows[0].tolist() == [50, 51, 52]
 
 
 def test_features_of_any_length_are_searched_exactly():
@@ -99,16 +87,15 @@ def test_features_of_any_length_are_searched_exactly():
     draws = numpy_generator(8)
     gallery = (100 + draws.standard_normal((200, 24)) / 50).astype(np.float32)
     far = np.square(gallery[:5, None].astype(float) - gallery).sum(axis=2)
-    actual = nearest.nearest(gallery[:5], whole(gallery), 3)
+    actual = search(gallery[:5], gallery, 3)
     assert np.array_equal(actual.rows, far.argsort(axis=1)[:, :3])
 
 
 def test_re_ranking_orders_the_hits_alone():
     generator = numpy_generator(4)
     gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
-    place = make_gallery(gallery)
-    hits = nearest.nearest(queries, whole(gallery), 20)
-    actual = nearest.rerank_hits(Comparison(), make_side(queries), place, hits, 6)
+    hits = search(queries, gallery, 20)
+    actual = nearest.rerank_hits(Comparison(), make_side(queries), make_side(gallery), hits, 6)
     for query, rows, near, distances in zip(
         queries, hits.rows, actual.rows, actual.distances, strict=True
     ):
@@ -142,15 +129,14 @@ def assert_hits(hits, sources, expected, orders, errors):
 
 @pytest.mark.parametrize("how", ["all", "shared"])
 def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
-    """Of a gallery in blocks, in any order. 43 triplets have RGB, 10 all, fewer than a scale needs."""
+    """Of a gallery in blocks. 43 triplets have RGB, 10 all, fewer than a scale needs."""
     monkeypatch.setattr(distance_module, "FEWEST", 15)
     draws, sources = generator(12), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 2), [*shuffled(draws, 10), *3 * [{"RGB"}]]]
-    query, (features, present) = draw_sides(draws, sources, *sets)
-    place = make_gallery(features.numpy(), present)
-    expected = run_reference(split_parts(query[0]), split_parts(features), sources, *sets, how)
+    query, gallery = draw_sides(draws, sources, *sets)
+    expected = run_reference(split_parts(query[0]), split_parts(gallery[0]), sources, *sets, how)
     for top in (1, 9, 70):
-        hits = nearest.search_sets(comparison(sources, how), query, place, top)
+        hits = nearest.search_sets(comparison(sources, how), query, gallery, top)
         assert_hits(hits, sources, *expected)
 
 
@@ -159,8 +145,8 @@ def test_equal_hits_of_several_sets_are_in_their_order():
     sources, both = ALL_SOURCES["3C"], {"RGB", "NI"}
     query, (features, _) = draw_sides(generator(13), sources, [{"RGB"}], 4 * [{"RGB"}])
     features[:], features[:, 0] = 0, 1
-    place = make_gallery(features.numpy(), present_in([both, {"RGB", "TI"}, both, both]))
-    hits = nearest.search_sets(comparison(sources, "shared"), query, place, 4)
+    gallery = features, present_in([both, {"RGB", "TI"}, both, both])
+    hits = nearest.search_sets(comparison(sources, "shared"), query, gallery, 4)
     assert hits.rows[0].tolist() == [0, 1, 2, 3] and len(set(hits.distances[0])) == 1
 
 
@@ -169,10 +155,9 @@ def test_re_ranking_of_hits_of_several_sets():
     draws, sources = generator(14), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 1), shuffled(draws, 6)]
     query, (features, present) = draw_sides(draws, sources, *sets)
-    place = make_gallery(features.numpy(), present)
-    how = comparison(sources, "shared")
-    hits = nearest.search_sets(how, query, place, 42)
-    actual = nearest.rerank_hits(how, query, place, hits, 42)
+    how, gallery = comparison(sources, "shared"), (features, present)
+    hits = nearest.search_sets(how, query, gallery, 42)
+    actual = nearest.rerank_hits(how, query, gallery, hits, 42)
     for number, rows in enumerate(hits.rows):
         rows = np.sort(rows[rows >= 0])
         one = query[0][[number]], query[1][[number]]

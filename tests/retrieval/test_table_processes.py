@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from commands import ROOT
 from numeric import numpy_generator
 from PIL import Image
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
-from demo_sdtps.retrieval import gallery
-from demo_sdtps.retrieval.nearest import View, nearest
+from demo_sdtps.retrieval import search
+from demo_sdtps.retrieval.nearest import nearest
 from demo_sdtps.retrieval.table import open_table
 
 ENVIRONMENT = {
@@ -57,8 +58,8 @@ def update_index(place, log=None):
     """What has changed."""
     folder = place / "gallery"
     triplets = read_folder(folder)
-    index = gallery.open_index(place / "index", folder, ORIGIN, triplets, WIDTH, rebuild=False)
-    return gallery.update(index, folder, triplets, partial(pixels_of, log=log))
+    index = search.open_index(place / "index", folder, ORIGIN, triplets, WIDTH, rebuild=False)
+    return search.update(index, folder, triplets, partial(pixels_of, log=log))
 
 
 def hits_at(place):
@@ -66,17 +67,17 @@ def hits_at(place):
     queries = numpy_generator(5).random((20, WIDTH), np.float32)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     try:
-        rows = open_table(Path(place, "index")).read()
-        hits = nearest(queries, View(rows, np.arange(len(rows))), TOP)
+        names, (features, _) = open_table(Path(place, "index")).side()
     except UserError as error:
         return str(error)
-    return rows.names(hits.rows).tolist(), hits.distances.tolist()
+    hits = nearest(torch.from_numpy(queries), features, TOP)
+    return names[hits.rows].tolist(), hits.distances.tolist()
 
 
 def main(place):
     """Update the index in small batches and search it, when a line comes; → its seconds."""
     place = Path(place)
-    gallery.BATCH = BATCH
+    search.BATCH = BATCH
     paint(place / "first", range(COUNT), 1)  # what is imported late is loaded
     update_index(place / "first")
     hits_at(place / "first")
@@ -93,7 +94,7 @@ def main(place):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(gallery, "BATCH", BATCH)
+    monkeypatch.setattr(search, "BATCH", BATCH)
     paint(tmp_path, range(COUNT), 0)
     (tmp_path / "log").write_text("")
     return tmp_path

@@ -1,5 +1,5 @@
 // The hits of own images, and the filters of their queries.
-const filters = { name: byId("by-name"), sort: byId("sort"), known: byId("known") };
+const filters = { name: byId("by-name"), sort: byId("sort") };
 
 // A triplet with a link to its first file, and what it lacks.
 function fileFigure(index, className, ...lines) {
@@ -29,6 +29,5 @@ function chosenQueries() {
   const part = filters.name.value.toLowerCase();
   return DATA.queries
     .filter((query) => DATA.samples[query.sample].name.toLowerCase().includes(part))
-    .filter((query) => !filters.known.checked || query.nearest.some(([, , , judged]) => !judged.endsWith("unknown")))
     .sort(ORDERS[filters.sort.value]);
 }
