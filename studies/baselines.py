@@ -5,7 +5,7 @@ of them knows of other modalities, so that every modality keeps its own patches,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from studies.attention import (
     check_attention,
     keys,
 )
-from vit_slim.stage import Block, Score, Step, make_context, make_record
-from vit_slim.state import Grid, State, append_token, keep_tokens
+from vit_slim.stage import Block, Grid, Score, State, Step, keep_tokens
 
 
 @dataclass(frozen=True)
@@ -96,15 +95,14 @@ class Baseline(Score):
         positions: torch.Tensor | None = None,
     ) -> Step:
         rope = state.arguments(values, block.arguments).get("rope")
-        rows, context = Rows(values, state, keep, block.module, rope), make_context(values, state)
+        rows = Rows(values, state, keep, block.module, rope)
         score = self.rank(rows)
         if keep < state.count:
             kept, decision = select(score, keep)
             values, state = keep_tokens(values, state, kept.sort(dim=1).values)
             if merge:
                 values, state = self.merge_dropped(rows, values, state, score, decision)
-        record = make_record(context, score, state.places(values))
-        return Step(block.run(values, state), state, record, None)
+        return Step(block.run(values, state), state, score, None)
 
     def rank(self, rows: Rows) -> torch.Tensor:
         """(B, n), the best highest."""
@@ -156,7 +154,8 @@ class EViT(Baseline):
         with torch.autocast(score.device.type, enabled=False):
             weights = (score * (decision <= 0)).unsqueeze(1)
             token = weights @ rows.patches.float()
-        return append_token(values, state, token)
+        values = torch.cat([values, token.to(values.dtype)], dim=1)
+        return values, replace(state, extra=state.extra + 1)
 
 
 class ToMe(Baseline):

@@ -45,10 +45,10 @@ def similarity(cfg: CfgNode) -> dict[str, float]:
     with evaluating(model):
         for batch in batches(test_loader(cfg, splits["query"])):
             batch = batch.to(device)
-            context = model.forward_features(batch.images, batch.cameras).context
-            tokens += [mean_cosine(patches).mean().item() for patches in context.tokens.values()]
+            encoded = model.forward_features(batch.images, batch.cameras)
+            tokens += [mean_cosine(patches).mean().item() for patches in encoded.tokens.values()]
             if len(batch.cameras) > 1:
-                images += [mean_cosine(rows).item() for rows in context.global_feats.values()]
+                images += [mean_cosine(rows).item() for rows in encoded.global_feats.values()]
     return {"tokens": mean(tokens), "images": mean(images)}
 
 

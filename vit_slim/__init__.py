@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vit_slim.api import slim, slim_loss, unslim
     from vit_slim.errors import UserError
-    from vit_slim.stage import Context, Score
+    from vit_slim.stage import Score, State
 
-__all__ = ["Context", "Score", "UserError", "slim", "slim_loss", "unslim"]
+__all__ = ["Score", "State", "UserError", "slim", "slim_loss", "unslim"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"UserError": "errors", "Context": "stage", "Score": "stage"}.get(name, "api")
+    home = {"UserError": "errors", "Score": "stage", "State": "stage"}.get(name, "api")
     return getattr(import_module(f"{__name__}.{home}"), name)

@@ -2,8 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from numbers import Integral, Real
-from types import NoneType
 from typing import Any, TypeVar
 
 import torch
@@ -51,42 +49,29 @@ def slim(
     Raises `UserError` for what does not fit the model, here or at the first forward where it shows.
     """
     kind = type(model).__name__
-    if not isinstance(model, nn.Module):
-        raise UserError(f"The model is {model!r:.80}, but must be an nn.Module; give one.")
     for module in model.modules():
         if isinstance(module, (*WRAPPERS, Wrapped)) or getattr(module, "_compiled_call_impl", None):
             raise UserError(
                 f"{type(module).__name__} in {kind} is slimmed, compiled or wrapped already; slim the plain model, after "
                 "vit_slim.unslim where it is slimmed, and compile or wrap it then."
             )
-    if operations is not None and (keep is not None or not _is_share(operations)):
+    if operations is not None and (keep is not None or not 0 < operations <= 1):
         raise UserError(
             f"operations is {operations!r} and keep {keep}; give one of them, operations as a share in (0, 1]."
         )
-    if keep is None:
-        keep = (KEEP,) * (len(blocks) if isinstance(blocks, Sequence) else 1)
-    if not (
-        isinstance(blocks, Sequence)
-        and isinstance(keep, Sequence)
-        and 0 < len(blocks) == len(keep)
-        and all(isinstance(block, Integral) for block in blocks)
-        and list(blocks) == sorted(set(blocks))
-        and all(map(_is_share, keep))
-    ):
-        raise UserError(
-            f"blocks is {blocks!r} and keep {keep!r}, but there must be rising whole numbers and one share in (0, 1] for "
-            "each, such as (0, 4) and (0.5, 0.5)."
-        )
-    if not isinstance(prefix, (int, NoneType)):
-        raise UserError(f"prefix is {prefix!r}; it must be a number of tokens.")
+    shares = (KEEP,) * len(blocks) if keep is None else keep
     copies = (copy.deepcopy(score) for _ in blocks[1:])
     scores: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
-    if len(scores) != len(blocks):
+    is_rising = list(blocks) == sorted(set(blocks))
+    if not (is_rising and 0 < len(blocks) == len(shares) == len(scores)) or not all(
+        0 < share <= 1 for share in shares
+    ):
         raise UserError(
-            f"score has {len(scores)} scores for {len(blocks)} blocks; give one for each."
+            f"blocks is {blocks!r}, keep {keep!r} and score {score!r}, but there must be rising whole numbers, and for each "
+            "one share in (0, 1] and one score, such as (0, 4) and (0.5, 0.5)."
         )
     for one in scores:
-        if not (isinstance(one, Score) or (isinstance(one, str) and one in SCORES)):
+        if not (isinstance(one, Score) or one in SCORES):
             raise UserError(
                 f"score is {one!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score{nearest_name(one, SCORES)}."
             )
@@ -94,7 +79,9 @@ def slim(
     check_stages(blocks, min(len(tower.blocks) for tower in towers), "blocks", kind)
     width = towers[0].patches.out_channels
     scorers = [SCORES[one](width, (0, 0)) if isinstance(one, str) else one for one in scores]
-    Slimming(blocks, keep, scorers, merge, shared, towers, operations).attach(model, towers[0].home)
+    # A class that is not known may call its children one after the other.
+    home = towers[0].patches if blocks_at else towers[0].owner
+    Slimming(blocks, shares, scorers, merge, shared, towers, operations).attach(model, home)
     return model
 
 
@@ -134,7 +121,3 @@ def find_slimming(model: nn.Module) -> Slimming:
         if isinstance(module, Slimming) and module.towers:
             return module
     raise UserError(f"{type(model).__name__} is not slimmed; call vit_slim.slim(model) before.")
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, Real) and 0 < float(value) <= 1

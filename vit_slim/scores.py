@@ -6,12 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vit_slim.stage import Context, Score
-from vit_slim.state import UNNAMED, ByName, Grid, no_autocast, split_rows
+from vit_slim.stage import Grid, Score, State, split_rows
 
 NEAREST = 3  # a patch at the border is itself its nearest
 ROUNDS = 6  # of `geodesic`
-OTSU = "otsu"  # in `State.computed`
 HIDDEN = 64  # channels of the MLP; with 16 an earlier study gained 3.2 mAP in place of 5.9
 
 
@@ -20,58 +18,49 @@ class Saliency(Score):
 
     reads_saliency = True
 
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        assert context.state is not None
-        return context.state.saliency[context.modality].gather(1, context.places(context.modality))
+    def score(self, tokens: torch.Tensor, context: State) -> torch.Tensor:
+        assert context.saliency is not None
+        return context.saliency.gather(1, context.places(tokens))
 
 
 @torch.no_grad()
-def saliency(images: ByName, size: tuple[int, ...], stride: tuple[int, ...], grid: Grid) -> ByName:
+def saliency(
+    images: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], grid: Grid
+) -> torch.Tensor:
     """How far a patch's mean colour is from the border's, and how far a way over the grid leads away from it: images
-    (B, 3, H, W) → (B, N) float32 by name, without gradient. Patches of `size` pixels stand at steps of `stride`.
+    (B, 3, H, W) → (B, N) float32, without gradient. Patches of `size` pixels stand at steps of `stride`.
 
     The border is background where a picture is a crop around its object, and background is connected with it (Wei et al.,
     Geodesic saliency using background priors, ECCV 2012). With d_i the distance of patch i to the third nearest of the border's
     colours, the score is d_i + min over ways from border patches b to i of d_b + the sum of the distances of neighbours on it.
     """
-    # All names in one batch, as the way over the grid takes many small operations.
-    rows = torch.cat(list(images.values()))
-    border = border_places(grid, rows.device)
-    with no_autocast(rows):
-        means = F.avg_pool2d(rows.float(), size, stride)
-        colours = means.flatten(2).transpose(1, 2)  # (B, N, 3)
-        exactly = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(colours, colours[:, border], compute_mode=exactly)
-        nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
-        start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])
-        score = nearest + geodesic(start, colours, grid)
-    return split_rows(score, images)
-
-
-def border_places(grid: Grid, device: torch.device) -> torch.Tensor:
-    """The places at the border of a grid of (rows, columns), ascending, int64."""
-    # By indices of a known number, as a mask would wait for the device.
     rows, columns = grid
-    places = torch.arange(rows * columns, device=device).unflatten(0, grid)
-    sides = places[1:-1, :: max(1, columns - 1)]
-    return torch.cat([places[0], sides.flatten(), *([places[-1]] if rows > 1 else [])])
+    colours = F.avg_pool2d(images.float(), size, stride).permute(0, 2, 3, 1)
+    # Each corner once; a grid of one row or column has it on one side alone.
+    sides = colours[:, :1], colours[:, 1:-1, :: max(1, columns - 1)], colours[:, 1:][:, -1:]
+    border = torch.cat([side.flatten(1, 2) for side in sides], dim=1).unsqueeze(1)
+    distances = (colours.flatten(1, 2).contiguous().unsqueeze(2) - border).norm(dim=-1)
+    nearest = distances.topk(min(NEAREST, border.shape[2]), largest=False).values[..., -1]
+    # No way begins inside.
+    inside = colours.new_full((max(0, rows - 2), max(0, columns - 2)), torch.inf)
+    start = nearest.unflatten(1, grid) + F.pad(inside, (1, 1, 1, 1))[:rows, :columns]
+    return nearest + geodesic(start, colours).flatten(1)
 
 
-def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Cheapest way to every patch: start (B, N), the cost to begin at a patch, inf for none, and colours (B, N, 3), whose
-    distances are the costs between neighbours → (B, N). Every round goes along all rows and columns in both directions, so that
-    ways have up to ROUNDS · 2 turns."""
-    cost, colour_grid = start.unflatten(1, grid), colours.unflatten(1, grid)
+def geodesic(cost: torch.Tensor, colours: torch.Tensor) -> torch.Tensor:
+    """Cheapest way to every patch: the cost (B, rows, columns) to begin at a patch, inf for none, and colours
+    (B, rows, columns, 3), whose distances are the costs between neighbours → (B, rows, columns). Every round goes along all
+    columns and rows in both directions, so that ways have up to ROUNDS · 2 turns."""
     # Along a line with the sums S of its steps, the cheapest way to x is min over y of cost(y) + |S(x) - S(y)|.
-    ways = {}
+    ways = []
     for dim, first in ((1, (0, 0, 1, 0)), (2, (1, 0))):
-        sums = F.pad(colour_grid.diff(dim=dim).norm(dim=-1), first).cumsum(dim).transpose(dim, 2)
-        ways[dim] = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).abs()
-    for _ in range(ROUNDS):
-        for dim, lengths in ways.items():
-            lines = cost.transpose(dim, 2).unsqueeze(-2)
-            cost = (lines + lengths).amin(dim=-1).transpose(dim, 2)
-    return cost.flatten(1)
+        count = colours.shape[dim] - 1
+        steps = colours.narrow(dim, 1, count) - colours.narrow(dim, 0, count)
+        sums = F.pad(steps.norm(dim=-1), first).cumsum(dim).transpose(dim, 2)
+        ways.append((sums.unsqueeze(-1) - sums.unsqueeze(-2)).abs())
+    for lengths in ROUNDS * ways:
+        cost = (cost.transpose(1, 2).unsqueeze(-2) + lengths).amin(dim=-1)
+    return cost
 
 
 class SelfSupervised(Score):
@@ -87,7 +76,7 @@ class SelfSupervised(Score):
         width: int,
         grid: Grid,
         loss_weight: float = 5.0,
-        modalities: Sequence[str] = UNNAMED,
+        modalities: Sequence[str] = State.names,
         **settings: object,
     ):
         super().__init__(width, grid, **settings)
@@ -101,29 +90,19 @@ class SelfSupervised(Score):
     def reads_saliency(self) -> bool:
         return self.training
 
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return self.heads[context.modality](tokens).squeeze(-1).float()
+    def score(self, tokens: torch.Tensor, context: State) -> torch.Tensor:
+        rows = split_rows(tokens, context.names).items()
+        return torch.cat([self.heads[name](each) for name, each in rows]).squeeze(-1).float()
 
-    def loss(self, scores: ByName, context: Context) -> torch.Tensor | None:
-        state = context.state
-        if not (self.training and state and state.saliency):
+    def loss(self, scores: torch.Tensor, context: State) -> torch.Tensor | None:
+        if not self.training:
             return None
-        if OTSU not in state.computed:
-            state.computed[OTSU] = pseudo_masks(state.saliency, state.shared)
-        stack = lambda rows: torch.stack([rows[name] for name in scores])  # noqa: E731
-        masks = state.computed[OTSU]
-        kept = stack({name: masks[name].gather(1, context.places(name)) for name in scores})
-        weights = 1.0 - stack(context.missing).float() if context.missing else None
-        entropy = F.binary_cross_entropy_with_logits(stack(scores), kept.float(), weights)
-        return self.loss_weight * entropy
-
-
-def pseudo_masks(saliencies: ByName, shared: bool) -> ByName:
-    """1 for a patch that is foreground by its saliency (B, N), with `shared` by the sum of all, else 0, (B, N) by name."""
-    scores = torch.stack(list(saliencies.values()))
-    if shared:
-        return dict.fromkeys(saliencies, above_otsu(scores.sum(dim=0)))
-    return split_rows(above_otsu(scores.flatten(0, 1)), saliencies)
+        assert context.saliency is not None
+        total = context.saliency
+        masks = above_otsu(context.sum_of_present(total) if context.shared else total)
+        masks = masks.gather(1, context.places(scores))
+        weights = None if context.missing is None else 1.0 - context.missing.float()
+        return self.loss_weight * F.binary_cross_entropy_with_logits(scores, masks, weights)
 
 
 def above_otsu(score: torch.Tensor) -> torch.Tensor:

@@ -5,73 +5,127 @@ dimension, so that it is one gather, and the numbers of tokens depend on the set
 wrap.py has the stages of a model (`Slimming`).
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vit_slim.errors import UserError
-from vit_slim.state import (
-    ByName,
-    Grid,
-    State,
-    append_token,
-    keep_tokens,
-    no_autocast,
-    split_rows,
-)
 
-
-class StageRecord(NamedTuple):
-    """What a stage kept of n patches: K of them. By name."""
-
-    scored: ByName  # (B, n) int64: index on the grid of each patch that was scored
-    score: ByName  # (B, n)
-    kept: ByName  # (B, K) int64: index on the grid of each patch that was kept, ascending
-
-    def mask(self, name: str, patches: int) -> torch.Tensor:
-        """(B, N) float32: 1 for a patch of the grid that was kept."""
-        kept = self.kept[name]
-        zeros = torch.zeros(kept.shape[0], patches, dtype=torch.float32, device=kept.device)
-        return zeros.scatter_(1, kept, 1.0)
-
-
-class Step(NamedTuple):
-    """What a stage returns."""
-
-    values: torch.Tensor  # (B, L, C)
-    state: State
-    record: StageRecord
-    loss: torch.Tensor | None  # of the score, a scalar with its weight
+Grid = tuple[int, int]  # rows and columns of patches
 
 
 @dataclass(frozen=True)
-class Context:
-    """What a score reads: B images of each name, N patches per image, C channels. By name."""
+class State:
+    """What is known of the images whose tokens (B, P + n + E, C) stand between two blocks: P prefix tokens (class token,
+    registers), n patches, and E extra tokens, which the stages before have made of what they dropped.
 
-    tokens: ByName  # patch tokens (B, N, C), row by row of the grid
-    global_feats: ByName  # (B, C); inside the backbone the class tokens
-    grid: Grid  # (rows, columns) of patches
-    missing: ByName = field(default_factory=dict)  # whether the image is zeros, (B, 1) bool
-    # (B, N) int64 index of each patch on the grid; where it is empty patch i is at i
-    positions: ByName = field(default_factory=dict)
-    state: State | None = None  # inside the backbone; it knows the images
-    modality: str = ""  # the name of the images whose patches are scored
+    The rows are of the images `names`, one name after the other, such as the modalities of a triplet.
+    """
 
-    def places(self, name: str) -> torch.Tensor:
-        """(B, N) int64: index on the grid of each patch of the images `name`, also where `positions` is empty."""
-        if name in self.positions:
-            return self.positions[name]
-        tokens = self.tokens[name]
-        return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
+    grid: Grid
+    names: tuple[str, ...] = ("image",)
+    shared: bool = False  # whether the images of all names keep the same patches
+    images: torch.Tensor | None = None  # (B, 3, H, W)
+    missing: torch.Tensor | None = None  # whether an image is zeros, (B, 1) bool; None: none is
+    # (B, N) float32 of the whole grid of N patches, where a score reads it
+    saliency: torch.Tensor | None = None
+    extra: int = 0  # E
+    # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
+    positions: torch.Tensor | None = None
 
     @property
-    def images(self) -> ByName:
-        """(B, 3, H, W), inside the backbone."""
-        return self.state.images if self.state else {}
+    def count(self) -> int:
+        """n."""
+        return prod(self.grid) if self.positions is None else int(self.positions.shape[1])
+
+    def split(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Tokens (B, P + n + E, C) → prefix tokens (B, P, C), patches (B, n, C), extra tokens (B, E, C), as views."""
+        prefix = int(values.shape[1]) - self.count - self.extra
+        return values.split([prefix, self.count, self.extra], dim=1)
+
+    def places(self, values: torch.Tensor) -> torch.Tensor:
+        """(B, n) int64: index on the grid of each patch of tokens (B, …), also where `positions` is None."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(self.count, device=values.device).repeat(values.shape[0], 1)
+
+    def sum_of_present(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores (B, …) → for each image the sum over the images of its row that are not missing, over all where all are."""
+        count = len(self.names)
+        total = scores.unflatten(0, (count, -1))
+        if self.missing is not None:
+            absent = self.missing.unflatten(0, (count, -1))
+            total = total.masked_fill(absent & ~absent.all(dim=0), 0)
+        return torch.cat(count * [total.sum(dim=0)])
+
+    def arguments(self, values: torch.Tensor, whole: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a block by name, for tokens (B, L, C), of those for the whole grid."""
+        if self.positions is None:
+            return dict(whole)
+        return {
+            name: PER_POSITION[name](value, self)
+            if name in PER_POSITION and value is not None
+            else value
+            for name, value in whole.items()
+        }
+
+
+def rotary(rope: torch.Tensor, state: State) -> torch.Tensor:
+    """timm's rotary embedding of all patches, sines and cosines (N, D), (heads, N, D) or (B, heads, N, D), for those of
+    `state` → (B, heads or 1, n + E, D); the extra tokens are not rotated."""
+    assert state.positions is not None
+    sines, cosines = rope[..., :1, :].chunk(2, dim=-1)
+    still = torch.cat([torch.zeros_like(sines), torch.ones_like(cosines)], dim=-1)
+    return gather_rows(rope, state.positions, -2, still, state.extra)
+
+
+def rotary_pair(pair: tuple[torch.Tensor, torch.Tensor], state: State) -> tuple[torch.Tensor, ...]:
+    """`rotary` of transformers' embedding, cosines and sines (N, D)."""
+    return rotary(torch.cat(pair[::-1], dim=-1), state).chunk(2, dim=-1)[::-1]
+
+
+def attention_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
+    """A mask of attention between all L tokens, (L, L) or (B or 1, heads or 1, L or 1, L), for `state` → (B, heads or 1, L' or
+    1, L'). Extra tokens are seen: true, or 0 where the mask is added."""
+    positions, length = state.positions, mask.shape[-1]
+    assert positions is not None
+    prefix = torch.arange(length - prod(state.grid), device=positions.device)
+    index = torch.cat([prefix.expand(len(positions), -1), positions + len(prefix)], dim=1)
+    for dim in (-2, -1):
+        if mask.shape[dim] == length:
+            visible = torch.full_like(mask.narrow(dim, 0, 1), mask.dtype == torch.bool)
+            mask = gather_rows(mask, index, dim, visible, state.extra)
+    return mask
+
+
+def gather_rows(
+    values: torch.Tensor, index: torch.Tensor, dim: int, row: torch.Tensor, extra: int
+) -> torch.Tensor:
+    """values (B or 1, heads or 1, …, …) of up to four dimensions, at index (B, K) along `dim`, -2 or -1, and `extra` times
+    `row`, of length 1 along it."""
+    index = F.pad(index, (0, extra), value=values.shape[dim])
+    values = torch.cat([values, row], dim=dim)
+    values = values.reshape(*[1] * (4 - values.ndim), *values.shape).expand(len(index), -1, -1, -1)
+    shape = list(values.shape)
+    shape[dim] = index.shape[1]
+    index = index[:, None, :, None] if dim == -2 else index[:, None, None, :]
+    return values.gather(dim, index.expand(shape))
+
+
+PER_POSITION: dict[str, Callable[[Any, State], Any]] = {
+    "rope": rotary,
+    "position_embeddings": rotary_pair,
+    "attn_mask": attention_mask,
+    "attention_mask": attention_mask,
+}
+"""What becomes of the arguments of blocks that have a row for each position, by their names: of timm (rope, attn_mask),
+transformers (position_embeddings of DINOv3, attention_mask); a host adds its own."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +139,15 @@ class Block:
     def run(self, values: torch.Tensor, state: State) -> torch.Tensor:
         """Tokens (B, L, C) of `state` after the block."""
         return self.forward(values, **state.arguments(values, self.arguments))
+
+
+class Step(NamedTuple):
+    """What a stage returns."""
+
+    values: torch.Tensor  # (B, L, C)
+    state: State
+    score: torch.Tensor  # (B, n), of the patches before the stage
+    loss: torch.Tensor | None  # of the score, a scalar with its weight
 
 
 class Score(nn.Module):
@@ -103,23 +166,11 @@ class Score(nn.Module):
     def __init__(self, width: int, grid: Grid, **settings: object):
         super().__init__()
 
-    def forward(self, context: Context) -> ByName:
-        """`score` of the images of each name, (B, n). Raises `UserError` for another shape."""
-        scores = {}
-        for name, tokens in context.tokens.items():
-            scores[name] = score = self.score(tokens, replace(context, modality=name))
-            if score.shape != tokens.shape[:2]:
-                raise UserError(
-                    f"The score {type(self).__name__} gives {tuple(score.shape)} for {name}, but one number "
-                    f"for each patch was expected, {tuple(tokens.shape[:2])}; correct its method score."
-                )
-        return scores
-
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        """tokens (B, n, C) of the images `context.modality` → (B, n), the best highest."""
+    def score(self, tokens: torch.Tensor, context: State) -> torch.Tensor:
+        """Patch tokens (B, n, C) → (B, n), the best highest."""
         raise NotImplementedError(f"{type(self).__name__} defines no score.")
 
-    def loss(self, scores: ByName, context: Context) -> torch.Tensor | None:
+    def loss(self, scores: torch.Tensor, context: State) -> torch.Tensor | None:
         """A loss of the scores (B, n) in training, a scalar with its weight; None for none."""
         return None
 
@@ -153,68 +204,64 @@ def run_stage(
     """A stage on the input (B, L, C) of the block after it, which leaves `keep` patches by a score, and merges the others.
     `positions` (B, keep) are the patches to keep where these are known: blocks that are computed again for the backward pass
     keep what they kept."""
-    context = make_context(values, state)
-    scores = scorer(context)
-    loss = scorer.loss(scores, context)
+    patches = state.split(values)[1]
+    score = scorer.score(patches, state)
+    if score.shape != patches.shape[:2]:
+        raise UserError(
+            f"The score {type(scorer).__name__} gives {tuple(score.shape)}, but one number for each patch was expected, "
+            f"{tuple(patches.shape[:2])}; correct its method score."
+        )
+    loss = scorer.loss(score, state)
     if state.shared:
-        scores = dict.fromkeys(scores, sum_of_present(scores, state.missing))
-    score = torch.cat(list(scores.values()))
-    remaining, after = values, state
-    if keep < state.count:
-        if positions is None:
-            kept = best(score, keep).sort(dim=1).values  # in the order of the grid
-        else:
-            kept = torch.searchsorted(state.places(values), positions)
-        remaining, after = keep_tokens(values, state, kept)
-        if merge:
-            # Of the logits, as the softmax over all patches is 0 at those that are far below the best.
-            logits = score.float().scatter(1, kept, -torch.inf).unsqueeze(1)
-            extra = softmax_mean(state.patches(values), logits)
-            remaining, after = append_token(remaining, after, extra)
-    return Step(remaining, after, make_record(context, score, after.places(values)), loss)
-
-
-def make_context(values: torch.Tensor, state: State) -> Context:
-    """What a score reads of tokens (B, L, C)."""
-    rows = state.patches(values), values[:, 0], state.places(values)
-    tokens, global_feats, positions = (split_rows(each, state.names) for each in rows)
-    return Context(tokens, global_feats, state.grid, state.missing, positions, state)
-
-
-def make_record(context: Context, score: torch.Tensor, kept: torch.Tensor) -> StageRecord:
-    """The record of a stage by its score (B, n) and the positions (B, K) that it kept, of the images of all names."""
-    names = tuple(context.tokens)
-    return StageRecord(context.positions, split_rows(score, names), split_rows(kept, names))
+        score = state.sum_of_present(score)
+    if keep == state.count:
+        return Step(values, state, score, loss)
+    kept = (
+        best(score, keep).sort(dim=1).values  # in the order of the grid
+        if positions is None
+        else torch.searchsorted(state.places(values), positions)
+    )
+    remaining, after = keep_tokens(values, state, kept)
+    if merge:
+        # Means with the softmax of the logits as weights, as the softmax over all patches is 0 at those far below the best;
+        # without autocast, as the small gradients of a softmax vanish in half precision. The meta device has none.
+        logits, kind = score.float().scatter(1, kept, -torch.inf).unsqueeze(1), values.device.type
+        with nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
+            extra = logits.softmax(dim=-1) @ patches.float()
+        remaining = torch.cat([remaining, extra.to(values.dtype)], dim=1)
+        after = replace(after, extra=after.extra + 1)
+    return Step(remaining, after, score, loss)
 
 
 def best(score: torch.Tensor, keep: int) -> torch.Tensor:
-    """Indices of the `keep` best of n patches, best first: score (B, n) → (B, keep)."""
-    # stable: of equal patches the first
+    """Indices of the `keep` best of n patches, of equal ones the first: score (B, n) → (B, keep)."""
+    if (
+        torch.onnx.is_in_onnx_export()
+    ):  # ONNX has no stable sort, but its TopK takes the first of equal ones
+        return score.topk(keep, dim=1).indices
     return score.detach().argsort(dim=-1, descending=True, stable=True)[..., :keep]
 
 
-def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Means of tokens (B, n, C) with the softmax of logits (B, A, n) as weights → (B, A, C) float32.
+def keep_tokens(
+    values: torch.Tensor, state: State, kept: torch.Tensor
+) -> tuple[torch.Tensor, State]:
+    """Tokens (B, L, C) with the patches `kept` (B, K) of n alone, ascending."""
+    prefix, patches, extra = state.split(values)
+    # Several times as fast on a CPU as gather, whose index is as large as its result.
+    rows = patches[torch.arange(patches.shape[0], device=kept.device).unsqueeze(-1), kept]
+    positions = state.places(values).gather(1, kept)
+    return torch.cat([prefix, rows, extra], dim=1), replace(state, positions=positions)
 
-    Without autocast: the small gradients of a softmax vanish in half precision.
-    """
-    with no_autocast(tokens):
-        return logits.float().softmax(dim=-1) @ tokens.float()
 
-
-def sum_of_present(scores: ByName, missing: ByName) -> torch.Tensor:
-    """Sum (B, n) of scores over the images that are not missing, over all where all are; `missing` as `State`'s."""
-    total = torch.stack(list(scores.values()))
-    if not missing:
-        return total.sum(dim=0)
-    none = torch.zeros_like(total[0, :, :1], dtype=torch.bool)
-    absent = torch.stack([missing.get(name, none) for name in scores])
-    return total.masked_fill(absent & ~absent.all(dim=0), 0).sum(dim=0)
+def split_rows(rows: torch.Tensor, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """(M·B, …) of M names → (B, …) by name, as views."""
+    # Not by `chunk`, with which an exported graph (torch.export) would know the batch.
+    return dict(zip(names, rows.unflatten(0, (len(names), -1)).unbind(), strict=True))
 
 
 def check_stages(blocks: Sequence[int], depth: int, name: str, what: str) -> None:
     """Refuse stages after blocks that `what`, which has `depth` blocks, does not have; `name` is that of the setting."""
-    if not all(0 <= block < depth for block in blocks):
+    if not all(block in range(depth) for block in blocks):
         raise UserError(
             f"{name} is {list(blocks)}, but {what} has {depth} blocks; choose among 0 (its input) to {depth - 1}."
         )
@@ -228,6 +275,6 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
             raise UserError(
                 f"{name} is {list(shares)}, but {share} of {patches} patches is less than one; raise it."
             )
-        patches = math.ceil(round(patches * share, 6))
+        patches = ceil(round(patches * share, 6))
         counts.append(patches)
     return tuple(counts)

@@ -18,7 +18,7 @@ NEEDS_ALL = (
 )
 """Parts of the names of classes that attend in windows or with fixed biases of positions, mix a fixed grid, mask patches at
 random, or whose head lays the patches out as a grid."""
-PREFIX_TOKENS = r"(cls|class|dist|distillation|reg|register)_(token|tokens|embedding)$"
+PREFIX_TOKENS = r"\b(cls|class|dist|distillation|reg|register)_(token|tokens|embedding)$"
 """Names of the parameters that are tokens before the patches."""
 
 
@@ -26,13 +26,12 @@ PREFIX_TOKENS = r"(cls|class|dist|distillation|reg|register)_(token|tokens|embed
 class Tower:
     """A Vision Transformer in a module. Before its patches there are prefix tokens (class token, registers)."""
 
-    path: str  # from the module
+    owner: nn.Module  # of the blocks and the patch convolution
     blocks: list[nn.Module]
     patches: nn.Conv2d
     tokens_first: bool  # (L, B, C) in place of (B, L, C)
     prefix: int | None  # tokens before the patches; None: those that the patches leave
     prefix_count: int  # as far as it is known before the first forward
-    home: nn.Module  # where the scores can be: no forward goes over its children
 
     def swap(self, values: torch.Tensor) -> torch.Tensor:
         """Tokens as the blocks see them → (B, L, C), and back."""
@@ -59,9 +58,9 @@ def find_towers(
         )
     towers: dict[nn.Conv2d, tuple[str, str, list[nn.Conv2d]]] = {}
     for path in [blocks_at] if blocks_at else filter(lambda at: are_blocks(modules[at]), modules):
-        owner, stems = path, list[nn.Conv2d]()
+        owner, inner, stems = path, set(modules[path].modules()), list[nn.Conv2d]()
         while owner and not stems:
-            owner, inner = owner.rpartition(".")[0], set(modules[path].modules())
+            owner = owner.rpartition(".")[0]
             beside = (module for module in modules[owner].modules() if module not in inner)
             stems = [module for module in beside if isinstance(module, nn.Conv2d)]
         # Blocks of text reach the convolution of an image tower beside them from further away.
@@ -72,8 +71,16 @@ def find_towers(
             f"{kind} has no Vision Transformer: no list of blocks in a module with one nn.Conv2d for the patches; name the "
             "blocks by blocks_at."
         )
-    order = sorted(towers.values(), key=lambda tower: list(modules).index(tower[1]))
-    return [make_tower(modules, *tower, prefix, blocks_at) for tower in order]
+    for stem, (_, _, stems) in towers.items():
+        if (len(stems) > 1 and not blocks_at) or stem.padding not in ((0, 0), "valid"):
+            raise UserError(
+                f"{kind} makes its patches by several convolutions or one that pads; token pruning needs one without padding: "
+                "choose another backbone, or blocks_at if the first makes them."
+            )
+    return [
+        make_tower(modules[owner], modules[path], stem, prefix)
+        for stem, (owner, path, _) in towers.items()
+    ]
 
 
 def are_blocks(module: nn.Module) -> bool:
@@ -85,20 +92,10 @@ def are_blocks(module: nn.Module) -> bool:
 
 
 def make_tower(
-    modules: dict[str, nn.Module],
-    path: str,
-    blocks_path: str,
-    stems: Sequence[nn.Conv2d],
-    prefix: int | None,
-    blocks_at: str | None,
+    owner: nn.Module, blocks: nn.Module, patches: nn.Conv2d, prefix: int | None
 ) -> Tower:
-    """The tower at `path` of `modules`, with blocks at another path and the convolutions `stems` beside them."""
-    stem, owner, inner = stems[0], modules[path], list(modules[blocks_path].children())
-    if (len(stems) > 1 and not blocks_at) or stem.padding not in ((0, 0), "valid"):
-        raise UserError(
-            f"{type(modules['']).__name__}{path and '.' + path} makes its patches by several convolutions or one that pads; "
-            "slimming needs one without padding: choose another backbone, or blocks_at if the first makes them."
-        )
+    """The tower of a module `owner`."""
+    inner = list(blocks.children())
     if getattr(owner, "local_feature", False):  # TransReID's; its head has copies of the last block
         inner.pop()
     # nn.MultiheadAttention, and open_clip's own attention.
@@ -106,10 +103,9 @@ def make_tower(
     if prefix is None:  # timm's
         prefix = getattr(owner, "num_prefix_tokens", None)
     named = owner.named_parameters()
-    tokens = [weight.numel() for name, weight in named if re.search(rf"\b{PREFIX_TOKENS}", name)]
-    count = sum(tokens) // stem.out_channels if prefix is None else prefix
-    # A class that is not known may call its children one after the other.
-    return Tower(path, inner, stem, tokens_first, prefix, count, stem if blocks_at else owner)
+    tokens = [weight.numel() for name, weight in named if re.search(PREFIX_TOKENS, name)]
+    count = sum(tokens) // patches.out_channels if prefix is None else prefix
+    return Tower(owner, inner, patches, tokens_first, prefix, count)
 
 
 def plan_counts(
@@ -131,11 +127,11 @@ def plan_counts(
                 total += (left + others) * (weights + 2 * (left + others) * width)
         return total
 
-    dense = macs(patches)
-    k = bisect_right(range(1, patches + 1), operations, key=lambda k: macs(k) / dense)
+    budget = operations * macs(patches)
+    k = bisect_right(range(1, patches + 1), budget, key=macs)
     if not k:
         raise UserError(
-            f"operations is {operations:g}, but {macs(1) / dense:.3f} of them are left where one patch is kept after block "
-            f"{blocks[0]}; raise it, or drop patches after an earlier block."
+            f"operations is {operations:g}, but more are left where one patch is kept after block {blocks[0]}; raise it, or "
+            "drop patches after an earlier block."
         )
     return tuple(accumulate(blocks, lambda left, _: -(-left * k // patches), initial=patches))[1:]

@@ -10,10 +10,10 @@ Gradient checkpointing computes functions again whose input is the input of some
 their batch, so that what was kept is an input of what is computed again, whichever forward it belongs to.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
+from math import prod
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from torch import nn
 
 from vit_slim.errors import UserError
 from vit_slim.scores import saliency
-from vit_slim.stage import Block, Score, Step, remaining_patches
-from vit_slim.state import UNNAMED, ByName, Grid, State, split_rows
+from vit_slim.stage import Block, Score, State, Step, remaining_patches
 from vit_slim.towers import Tower, plan_counts
 
 
@@ -63,9 +62,6 @@ class Wrapped(nn.Module):
 
     pruned: Callable  # (the module, its own forward, arguments, keyword arguments) → output
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.pruned(self, super().forward, args, kwargs)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Its class has no name by which pickle could find it.
         return make_wrapped, type(self).__bases__[1:], super().__reduce_ex__(protocol)[2]
@@ -79,7 +75,12 @@ def wrap(module: nn.Module, pruned: Callable) -> None:
     """Let `pruned` run in place of a module's forward."""
     dense = type(module)
     if dense not in WRAPPED:
-        names = {"__module__": dense.__module__, "__qualname__": dense.__qualname__}
+
+        @wraps(dense.forward)  # whose arguments torch.export reads
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.pruned(self, partial(dense.forward, self), args, kwargs)
+
+        names = {"forward": forward, "__module__": dense.__module__}
         WRAPPED[dense] = type(dense.__name__, (Wrapped, dense), names)
     vars(module)["pruned"] = pruned
     module.__class__ = WRAPPED[dense]
@@ -110,7 +111,7 @@ class Slimming(nn.Module):
 
     DeMo calls it (demo_sdtps/modeling/demo.py); for any other model it is attached to the `towers`, and knows of the forward
     under way. In place of `keep` it may leave a share `operations` of those of the dense towers. A host that knows more of its
-    images overrides `votes` and `describe`.
+    images overrides `votes`.
     """
 
     def __init__(
@@ -128,21 +129,18 @@ class Slimming(nn.Module):
         self.scores: Any = nn.ModuleList(scores)  # which does not know the type of its modules
         self.towers, self.operations = tuple(towers), operations
         self.planned: dict[int, tuple[int, ...]] = {}
-        if operations is not None:
-            self.counts(10_000)  # refuses what images of no size allow
         self.images: list[tuple[str, torch.Tensor]] | None = None  # None: no forward is under way
         self.begin()
 
     def begin(self) -> None:
         """Forget the forward before."""
-        self.under_way: list[list[Batch]] = [[] for _ in self.towers]
-        self.finished: set[int] = set()  # towers that a batch has left
+        self.batches: list[list[Batch]] = [[] for _ in self.towers]
         self.losses: list[torch.Tensor] = []
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no forward under way.
         nothing: dict[str, Any] = {"images": None, "losses": []}
-        return self.__dict__ | nothing | {"under_way": [[] for _ in self.towers]}
+        return self.__dict__ | nothing | {"batches": [[] for _ in self.towers]}
 
     def _replicate_for_data_parallel(self) -> Any:
         raise UserError(
@@ -162,9 +160,8 @@ class Slimming(nn.Module):
             for index, block in enumerate(tower.blocks):
                 names = tuple(signature(block.forward).parameters)
                 wrap(block, partial(self.run_block, number, index, names))
-            owner = model.get_submodule(tower.path)
-            if hasattr(owner, "forward_intermediates"):  # timm's
-                vars(owner)["forward_intermediates"] = refuse_intermediates
+            if hasattr(tower.owner, "forward_intermediates"):  # timm's
+                vars(tower.owner)["forward_intermediates"] = refuse_intermediates
 
     @property
     def reads_saliency(self) -> bool:
@@ -188,16 +185,12 @@ class Slimming(nn.Module):
         positions: torch.Tensor | None = None,
     ) -> Step:
         """Stage `number` and the block after it, whose input is `values` (B, L, C): `Score.run` of its score."""
-        keep = self.counts(math.prod(state.grid))[number]
+        keep = self.counts(prod(state.grid))[number]
         return self.scores[number].run(block, values, state, keep, self.merge, positions)
 
     def votes(self, name: str) -> bool:
         """Whether the image `name` of a forward counts in the sum of the saliency."""
         return True
-
-    def describe(self, images: torch.Tensor) -> tuple[tuple[str, ...], ByName]:
-        """The names of the rows of images (M·B, C, H, W) that a tower embeds, and which are missing, as in `State`."""
-        return UNNAMED, {}
 
     def run_model(self, model: nn.Module, dense: Callable, args: tuple, kwargs: dict) -> Any:
         """The forward of the model, which is `dense`."""
@@ -207,18 +200,18 @@ class Slimming(nn.Module):
         self.images = find_images((args, kwargs))
         try:
             output = dense(*args, **kwargs)
-            for number, batches in enumerate(self.under_way):
-                for batch in batches:  # A model may embed images beside those that it encodes.
-                    if batch.block or number not in self.finished:
-                        raise UserError(
-                            f"{type(model).__name__} makes patches that never come to block {batch.block}: token pruning "
-                            "follows them through all blocks in their order. Name by blocks_at those after the patch "
-                            "convolution, and skip none (layerdrop)."
-                        )
+            for tower, batches in zip(self.towers, self.batches, strict=True):
+                blocks = {batch.block for batch in batches}
+                # A model may embed images beside those that it encodes.
+                if blocks == {0} or blocks - {0, len(tower.blocks)}:
+                    raise UserError(
+                        f"{type(model).__name__} makes patches that do not come to all blocks: token pruning follows them "
+                        "through the blocks in their order. Name by blocks_at those after the patch convolution, and skip none "
+                        "(layerdrop)."
+                    )
             return output
         except (RuntimeError, ValueError) as error:
-            is_pruned = self.finished or any(self.under_way)
-            if isinstance(error, torch.OutOfMemoryError) or not is_pruned:
+            if isinstance(error, torch.OutOfMemoryError) or not any(self.batches):
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
@@ -228,33 +221,40 @@ class Slimming(nn.Module):
             ) from error
         finally:
             self.images = None
-            self.under_way = [[] for _ in self.towers]
+            self.batches = [[] for _ in self.towers]
 
     def run_stem(
         self, number: int, stem: nn.Conv2d, dense: Callable, args: tuple, kwargs: dict
     ) -> torch.Tensor:
         """The forward of a tower's patch convolution, which begins a batch."""
         patches, (images,) = dense(*args, **kwargs), args
-        is_within = self.images is not None
-        if not is_within:  # a method of the model, or the backward pass, which computes it again
-            self.begin()
-        window = stem.kernel_size, stem.stride
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
-        names, missing = self.describe(images)
-        rows, total, known = split_rows(images, names), None, {}
-        if not is_within and isinstance(images, Tokens):
-            total = images.known
-        elif self.shared and self.reads_saliency and len(names) == 1:
-            total = self.total_saliency(images, *window, grid)
-        if total is not None:
-            known = dict.fromkeys(names, total)
-            remember(images, total)
-        elif self.reads_saliency:
-            known = saliency(rows, *window, grid)
-        state = State(grid, names, self.shared, rows, missing, known)
-        self.under_way[number].append(Batch(state))
+        score, known = partial(saliency, size=stem.kernel_size, stride=stem.stride, grid=grid), None
+        if (
+            self.images is None
+        ):  # a method of the model, or the backward pass, which computes it again
+            self.begin()
+            known = images.known if isinstance(images, Tokens) else None
+        if known is None and self.reads_saliency:
+            known = self.total_saliency(images, score) if self.shared else score(images)
+        self.batches[number].append(Batch(State(grid, images=images, saliency=known)))
         return patches
+
+    def total_saliency(self, images: torch.Tensor, score: Callable) -> torch.Tensor:
+        """The saliency (B, N) of images; of several in a forward that are alike, the sum over those that vote."""
+        alike = [each for each in self.images or [] if each[1].shape[1:] == images.shape[1:]]
+        batch, counts = images.shape[0], [image.shape[0] for _, image in alike]
+        # A host that stacks them has all in one batch.
+        count = batch if batch in counts or not counts else counts[0]
+        alike = [each for each in alike if each[1].shape[0] == count]
+        voters = [image for name, image in alike if self.votes(name)]
+        if len(alike) < 2 or not voters or batch % count:
+            return score(images)
+        total = score(torch.cat(voters)).unflatten(0, (len(voters), -1)).sum(dim=0)
+        total = total.repeat(batch // count, 1)
+        remember(images, total)
+        return total
 
     def run_block(
         self,
@@ -269,28 +269,24 @@ class Slimming(nn.Module):
         """The forward of block `index` of a tower, which is `dense` with arguments of these `names`."""
         arguments = dict(zip(names, args, strict=False)) | kwargs
         tower, tokens = self.towers[number], arguments.pop(names[0])
-        outputs: list[Any] = []
-        if not isinstance(tokens, torch.Tensor) or tokens.ndim != 3:
-            raise UserError(
-                f"{type(module).__name__} gets {getattr(tokens, 'shape', type(tokens).__name__)}, but slimming needs blocks of "
-                "tokens, (B, L, C); choose another backbone."
-            )
-        batch, values = self.find_batch(number, index, module, tokens), tower.swap(tokens)
+        batch = self.find_batch(number, index, module, tokens)
         stage = sum(before < index for before in self.blocks)
-        state = batch.states[stage]
-        prefix = int(values.shape[1]) - state.extra - state.count
+        state, shape = batch.states[stage], tuple(getattr(tokens, "shape", ()))
+        outputs: list[Any] = []
+        length = shape[0 if tower.tokens_first else 1] if len(shape) == 3 else 0
+        prefix = int(length) - state.count - state.extra
         if prefix < 0 or (tower.prefix is not None and prefix != tower.prefix):
             raise UserError(
-                f"{type(module).__name__} gets {int(values.shape[1])} tokens where the grid has {state.count} patches, but "
-                f"prefix={tower.prefix} was expected before them; correct this number, or turn off what drops patches beside "
-                "slimming, such as patch dropout (timm's patch_drop_rate)."
+                f"{type(module).__name__} gets {shape} for a grid of {state.count} patches, but token pruning needs blocks of "
+                f"tokens, (B, L, C), with prefix={tower.prefix} before the patches; choose another backbone, correct this "
+                "number, or turn off what drops patches beside it, such as patch dropout (timm's patch_drop_rate)."
             )
 
         def forward(values: torch.Tensor, **arguments: Any) -> torch.Tensor:
             outputs.append(dense(tower.swap(values), **arguments))
             return tower.swap(outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1])
 
-        block = Block(module, forward, arguments)
+        block, values = Block(module, forward, arguments), tower.swap(tokens)
         if index in self.blocks:
             after = [each.positions for each in batch.states[stage + 1 :]]
             values, state, _, loss = self(stage, values, state, block, *after[:1])
@@ -299,22 +295,21 @@ class Slimming(nn.Module):
                 self.losses += [] if loss is None else [loss]
         else:
             values = block.run(values, state)
-        if index + 1 == len(tower.blocks):
-            self.under_way[number].remove(batch)
-            self.finished.add(number)
-            if state.extra:  # not a view, which would keep the whole output
-                values = values[:, : -state.extra].contiguous()
+        if index + 1 == len(tower.blocks) and state.extra:
+            # Not a view, which would keep the whole output.
+            values = values[:, : -state.extra].contiguous()
         tokens = tower.swap(values)
         return (tokens, *outputs[-1][1:]) if isinstance(outputs[-1], tuple) else tokens
 
     def find_batch(self, number: int, index: int, module: nn.Module, tokens: torch.Tensor) -> Batch:
         """The batch whose tokens are the input of block `index` of a tower, which goes on to the next block."""
-        batches = self.under_way[number]
+        batches = self.batches[number]
         if isinstance(tokens, Tokens):
             batch = tokens.known
             if self.images is None and any(other.block != index + 1 for other in batches):
                 batches.clear()  # another function that is computed again has gone through these
-            batches += [] if batch in batches else [batch]
+            if batch not in batches:
+                batches.append(batch)
         else:
             waiting = [batch for batch in batches if batch.block == index]
             if not waiting:
@@ -327,21 +322,6 @@ class Slimming(nn.Module):
             remember(tokens, batch)
         batch.block = index + 1
         return batch
-
-    def total_saliency(
-        self, images: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], grid: Grid
-    ) -> torch.Tensor | None:
-        """The sum (B, N) of the saliency of the images of the forward that are alike; None for a single one."""
-        alike = [each for each in self.images or [] if each[1].shape[1:] == images.shape[1:]]
-        batch, counts = images.shape[0], [image.shape[0] for _, image in alike]
-        # A host that stacks them has all in one batch.
-        count = batch if batch in counts or not counts else counts[0]
-        alike = [each for each in alike if each[1].shape[0] == count]
-        voters = {str(place): one for place, (name, one) in enumerate(alike) if self.votes(name)}
-        if len(alike) < 2 or not voters or batch % count:
-            return None
-        total = torch.stack([*saliency(voters, size, stride, grid).values()]).sum(dim=0)
-        return total.repeat(batch // count, 1)
 
 
 def find_images(inputs: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:

@@ -1,7 +1,6 @@
 """Model, data and features of an evaluation: one pass of the network for any cases of missing modalities (docs/method.md)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from demo_sdtps.runtime.device import choose_device, choose_precision, set_seed
 from demo_sdtps.runtime.distributed import all_gather_rows, check_equal
 from demo_sdtps.runtime.gpu import Recording, can_record, on_cpu
 from demo_sdtps.runtime.progress import progress
-from vit_slim.stage import Context
 
 Model = DeMo | ExportedModel
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
@@ -96,7 +94,7 @@ def extract_patterns(
     """Return patterns in each case of missing modalities, whose images count as zeros: 1 original (B, 3C), 2 enhanced, 3
     both, of which the others are views. `neck`: "before" or "after" the BatchNorm of each head."""
     encoded = encode_cases(model, images, cam_label, cases)
-    return [model.return_patterns(one.context, neck) for one in encoded]
+    return [model.return_patterns(one, neck) for one in encoded]
 
 
 def encode_cases(
@@ -112,11 +110,11 @@ def encode_cases(
         name: image for name, image in images.items() if any(name not in case for case in cases)
     }
 
-    def encode(some: ByModality, cameras: torch.Tensor) -> Context:
+    def encode(some: ByModality, cameras: torch.Tensor) -> EncodedTriplets:
         """What becomes of images before anything mixes modalities."""
         if model.slimming:
-            return Context(model.forward_stem(some, cameras), {}, model.backbone.grid_size)
-        return model.forward_features(some, cameras).context
+            return EncodedTriplets(model.forward_stem(some, cameras), {}, {})
+        return model.forward_features(some, cameras)
 
     whole = zeros = encode(present, cam_label.to(device, non_blocking=True))
     if absent:
@@ -143,7 +141,7 @@ def encode_cases(
             black = {name: torch.zeros_like(images[name]) for name in images if name in case}
             encoded.append(model.forward_stages(fields["tokens"], images | black))
         else:
-            encoded.append(EncodedTriplets(replace(whole, **fields)))
+            encoded.append(whole._replace(**fields))
     return encoded
 
 

@@ -18,7 +18,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.common import CLIP_BACKBONE
 from demo_sdtps.runtime.errors import UserError, nearest_name
-from vit_slim.state import State
+from vit_slim.stage import State
 
 Transformer = VisionTransformer | Eva
 

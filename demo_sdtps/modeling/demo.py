@@ -1,8 +1,7 @@
 """The model: one backbone for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (docs/method.md)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from timm.layers import QuickGELU
@@ -20,16 +19,23 @@ from demo_sdtps.modeling.precision import half_weights
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
 from vit_slim.scores import saliency
-from vit_slim.stage import Block, Context, StageRecord, check_stages, remaining_patches
-from vit_slim.state import State, split_rows
+from vit_slim.stage import Block, State, check_stages, remaining_patches, split_rows
 from vit_slim.wrap import Slimming
 
 
-@dataclass(frozen=True)
-class EncodedTriplets:
-    """What backbone and PIFE return for B triplets."""
+class StageRecord(NamedTuple):
+    """What a stage of token pruning scored and kept, by modality."""
 
-    context: Context  # tokens, class tokens and global features: what SDTPS reads
+    score: ByModality  # (B, n), of the patches that the stage before has kept
+    kept: ByModality  # (B, K) int64: index on the grid of each patch that was kept, ascending
+
+
+class EncodedTriplets(NamedTuple):
+    """What backbone and PIFE return for B triplets, by modality."""
+
+    tokens: ByModality  # of the patches that are left, (B, n, C)
+    global_feats: ByModality  # (B, C); without PIFE the class tokens
+    missing: ByModality  # whether the image is zeros, (B, 1) bool
     stages: tuple[StageRecord, ...] = ()  # what slimming kept; empty without slimming
     loss: torch.Tensor | None = None  # (1,): mean of the losses of slimming's scores; None without
 
@@ -45,14 +51,11 @@ def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
 
 
 def slim_backbone(
-    slimming: Slimming,
-    backbone: Backbone,
-    stem: ByModality,
-    images: Mapping[str, torch.Tensor] | None = None,
+    slimming: Slimming, backbone: Backbone, stem: ByModality, images: ByModality
 ) -> EncodedTriplets:
     """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all, with
     class tokens as global features. `images` tell which are missing, and are for the scores that read them."""
-    images, count, outputs = images or {}, len(stem), []
+    count, outputs = len(stem), []
     rows = [*stem.values(), *images.values()]
     with backbone.ready(rows[0].device):
         for chunk in zip(*backbone.chunks(*rows, images_each=count), strict=True):
@@ -61,22 +64,18 @@ def slim_backbone(
             outputs.append(_run(slimming, backbone, stem_rows, image_rows))
     # Chunks are of evaluation, which has no loss.
     join = lambda *rows: None if rows[0] is None else torch.cat(rows)  # noqa: E731
-    whole = outputs[0] if len(outputs) == 1 else tree_map(join, *outputs)
-    tokens, class_tokens, missing, stages, loss = whole
-    kept = stages[-1].kept
-    context = Context(tokens, class_tokens, backbone.grid_size, missing, positions=kept)
-    return EncodedTriplets(context, stages, loss)
+    return outputs[0] if len(outputs) == 1 else tree_map(join, *outputs)
 
 
 def _run(
     slimming: Slimming, backbone: Backbone, stem: ByModality, images: ByModality
-) -> tuple[ByModality, ByModality, ByModality, tuple[StageRecord, ...], torch.Tensor | None]:
-    """Patch tokens, class tokens, whether images are missing, what each stage kept, and the scores' loss."""
+) -> EncodedTriplets:
     grid, names, patch = backbone.grid_size, tuple(stem), backbone.vit.patch_embed.proj
-    windows = patch.kernel_size, patch.stride
-    known = saliency(images, *windows, grid) if slimming.reads_saliency else {}
-    missing = is_missing(images)
-    state = State(grid, names, slimming.shared, images, missing, saliency=known)
+    rows, missing = torch.cat(list(images.values())), is_missing(images)
+    reads, windows = slimming.reads_saliency, (patch.kernel_size, patch.stride)
+    known = saliency(rows, *windows, grid) if reads else None
+    absent = torch.cat(list(missing.values()))
+    state = State(grid, names, slimming.shared, rows, absent, known)
     values, records, losses = torch.cat(list(stem.values())), [], []
     prefix, dtype = backbone.vit.num_prefix_tokens, values.dtype
     blocks, arguments = backbone.vit.blocks, backbone.block_arguments()
@@ -86,15 +85,15 @@ def _run(
             number, values, state, Block(blocks[start], blocks[start], arguments[start])
         )
         state = step.state
-        records.append(step.record)
+        parts = step.score, state.places(step.values)
+        records.append(StageRecord(*(split_rows(part, names) for part in parts)))
         losses += [] if step.loss is None else [step.loss]
         values = backbone.run_blocks(step.values, state, start + 1, stop)
     values = backbone.finish(values[:, : prefix + state.count])
     values = values.to(dtype) if backbone.precision else values
-    parts = values[:, prefix:], values[:, 0]
-    patches, class_tokens = (split_rows(each, state.names) for each in parts)
+    tokens, class_tokens = split_rows(values[:, prefix:], names), split_rows(values[:, 0], names)
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-    return patches, class_tokens, missing, tuple(records), loss
+    return EncodedTriplets(tokens, class_tokens, missing, tuple(records), loss)
 
 
 class PIFE(nn.Module):
@@ -191,8 +190,8 @@ class DeMo(nn.Module):
             encoded = self.forward_features(images, cam_label)
             if not self.training:
                 # A copy: a view would keep the memory of pattern 3.
-                return self.return_patterns(encoded.context, neck)[return_pattern].contiguous()
-            features = self.forward_head(encoded.context)
+                return self.return_patterns(encoded, neck)[return_pattern].contiguous()
+            features = self.forward_head(encoded)
             logits = {name: self.heads[name](feature) for name, feature in features.items()}
             return TrainingOutput(logits, features, encoded.loss)
 
@@ -206,9 +205,7 @@ class DeMo(nn.Module):
         present = sort_modalities(images)
         tokens = self.backbone(*self._batch(present, cam_label))
         patches, class_tokens = (split_rows(tensor, present) for tensor in tokens)
-        missing = is_missing(present)
-        context = Context(patches, class_tokens, self.backbone.grid_size, missing)
-        return EncodedTriplets(self._mix(context))
+        return self._mix(EncodedTriplets(patches, class_tokens, is_missing(present)))
 
     def forward_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
@@ -220,13 +217,13 @@ class DeMo(nn.Module):
     def forward_stages(self, stem: ByModality, images: ByModality) -> EncodedTriplets:
         """Tokens of `forward_stem` → what the other blocks and PIFE make of them, with slimming."""
         assert self.slimming is not None
-        encoded = slim_backbone(self.slimming, self.backbone, stem, sort_modalities(images))
-        return replace(encoded, context=self._mix(encoded.context))
+        present = sort_modalities(images)
+        return self._mix(slim_backbone(self.slimming, self.backbone, stem, present))
 
-    def forward_head(self, context: Context) -> dict[str, torch.Tensor]:
+    def forward_head(self, encoded: EncodedTriplets) -> dict[str, torch.Tensor]:
         """Encoded triplets → the feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
-        features, global_feats = {}, context.global_feats
-        patches, selected = self.fusion_tokens(context)
+        features, global_feats = {}, encoded.global_feats
+        patches, selected = self.fusion_tokens(encoded)
         if selected:
             means = [tokens.mean(dim=1) for tokens in selected.values()]
             features["sdtps"] = torch.cat(means, dim=-1)
@@ -239,27 +236,29 @@ class DeMo(nn.Module):
             features |= global_feats
         return {name: feature.float() for name, feature in features.items()}
 
-    def return_patterns(self, context: Context, neck: str = "before") -> dict[int, torch.Tensor]:
+    def return_patterns(
+        self, encoded: EncodedTriplets, neck: str = "before"
+    ) -> dict[int, torch.Tensor]:
         """The return patterns of encoded triplets, (B, D) each, views of pattern 3; `neck`: "before" or "after" the BatchNorm
         of each head."""
-        features = self.forward_head(context)
+        features = self.forward_head(encoded)
         if neck == "after":
             for name, feature in features.items():
                 features[name] = self.heads.get_submodule(f"{name}.bottleneck")(feature)
         return self.layout.split(self.layout.join(features))
 
-    def fusion_tokens(self, context: Context) -> tuple[ByModality, ByModality]:
+    def fusion_tokens(self, encoded: EncodedTriplets) -> tuple[ByModality, ByModality]:
         """The tokens (B, n, C) that HDM reads, and those that SDTPS makes of the patches, {} without SDTPS."""
         if self.sdtps is None:
-            return context.tokens, {}
-        selected = {name: each.tokens for name, each in self.select_patches(context).items()}
-        return selected if self.sdtps_feeds_hdm else context.tokens, selected
+            return encoded.tokens, {}
+        selected = {name: each.tokens for name, each in self.select_patches(encoded).items()}
+        return selected if self.sdtps_feeds_hdm else encoded.tokens, selected
 
-    def select_patches(self, context: Context) -> dict[str, Selection]:
+    def select_patches(self, encoded: EncodedTriplets) -> dict[str, Selection]:
         """What SDTPS makes of the patches, by modality."""
         assert self.sdtps is not None
-        missing = {} if self.missing_guide else context.missing
-        return self.sdtps(context.tokens, context.global_feats, missing)
+        missing = {} if self.missing_guide else encoded.missing
+        return self.sdtps(encoded.tokens, encoded.global_feats, missing)
 
     def _batch(
         self, images: ByModality, cameras: torch.Tensor
@@ -268,11 +267,11 @@ class DeMo(nn.Module):
         rows = torch.cat(list(images.values()))
         return rows, cameras.to(rows.device, non_blocking=True).repeat(len(images))
 
-    def _mix(self, context: Context) -> Context:
+    def _mix(self, encoded: EncodedTriplets) -> EncodedTriplets:
         """With PIFE's global features, where it is on, in place of the class tokens."""
         if self.pife is None:
-            return context
-        return replace(context, global_feats=self.pife(context.tokens, context.global_feats))
+            return encoded
+        return encoded._replace(global_feats=self.pife(encoded.tokens, encoded.global_feats))
 
 
 def sort_modalities(images: ByModality) -> ByModality:

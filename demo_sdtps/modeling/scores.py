@@ -8,8 +8,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.runtime.errors import UserError, nearest_name
 from vit_slim.scores import SCORES
-from vit_slim.stage import Score
-from vit_slim.state import Grid
+from vit_slim.stage import Grid, Score
 
 
 def make_score(

@@ -8,7 +8,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import MISSING_CASES, MODALITIES
+from demo_sdtps.config.common import MISSING_CASES
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.runtime.errors import UserError
 
@@ -18,8 +18,6 @@ ADDED = {
     if key.name.startswith(("MODEL.USE_SDTPS", "MODEL.SDTPS_", "MODEL.SLIM_"))
 }
 """The schema's rows of SDTPS and of slimming, by their names in the section MODEL."""
-EVALUATION = ("NI", "RGB", "TI")
-"""Order of the images in the evaluation of some."""
 
 
 def add_config(cfg: CfgNode) -> CfgNode:
@@ -65,8 +63,6 @@ class Host:
 
     name: str
     towers: tuple[str, ...] = ("BACKBONE.base",)  # paths of the Vision Transformers
-    # in which it encodes images not known: of missing modalities
-    order: tuple[str, ...] = MODALITIES
     is_stacked: bool = False  # one call of the backbone encodes all modalities
     shared: bool = True  # see `slim`
     unslimmed: str = ""  # why slimming is refused
@@ -93,13 +89,9 @@ HOSTS = {
     ),
     "MFRNet": Host("MFRNet", is_stacked=True, backbone="BACKBONE"),
     "MDReID": Host("MDReID", is_stacked=True),
-    "IDEA": Host("IDEA", towers=("BACKBONE.base.visual",), order=EVALUATION, unslimmed=GRID),
-    "STMI": Host("STMI", towers=("BACKBONE.base.visual",), order=EVALUATION),
-    "TOPReID": Host(
-        "TOP-ReID",
-        towers=("NI.base", "TI.base", "RGB.base"),
-        order=("NI", "TI", "RGB"),
-    ),
+    "IDEA": Host("IDEA", towers=("BACKBONE.base.visual",), unslimmed=GRID),
+    "STMI": Host("STMI", towers=("BACKBONE.base.visual",)),
+    "TOPReID": Host("TOP-ReID", towers=("NI.base", "TI.base", "RGB.base")),
     "MambaPro": Host("MambaPro", unslimmed=GRID),
     "HAPE": Host("HAPE"),
     "Uni_modal": Host("UPCL", shared=False),

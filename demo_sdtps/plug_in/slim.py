@@ -12,8 +12,7 @@ from demo_sdtps.config.keys import check_stage_keys
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.plug_in.hosts import Host, block_paths, missing_letters
 from demo_sdtps.runtime.errors import UserError
-from vit_slim.stage import Score, check_stages
-from vit_slim.state import PER_POSITION, State
+from vit_slim.stage import PER_POSITION, Score, State, check_stages
 from vit_slim.towers import find_towers
 from vit_slim.wrap import Slimming
 
@@ -31,36 +30,14 @@ PER_POSITION["use_mask"] = patch_mask
 
 
 class HostSlimming(Slimming):
-    """The stages of a host of several modalities: which images are whose, and which are missing in evaluation."""
+    """The stages of a host of several modalities, some of which are `missing` in evaluation."""
 
-    order: tuple[str, ...]  # in which the host encodes images that are not its arguments
-    is_stacked: bool  # whether one call of the tower encodes all modalities
     missing: set[str]
 
-    def begin(self) -> None:
-        super().begin()
-        self.encoded: list[str] = []  # modalities of the forward so far
-
-    def modality(self, name: str) -> str:
-        """That of an image by its name among the arguments; a second one has its name with a number."""
-        return next((modality for modality in self.order if name.startswith(modality)), "")
-
     def votes(self, name: str) -> bool:
-        modality = self.modality(name)
-        return bool(modality) and (self.training or modality not in self.missing)
-
-    def describe(self, images: torch.Tensor) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
-        known = self.images or []
-        names = tuple(name for name in self.order if self.votes(name))
-        if not self.is_stacked:
-            here = [self.modality(name) for name, image in known if image is images]
-            left = [name for name in self.order if name not in self.encoded]
-            self.encoded.append([*here, *left, *self.order][0])
-            names = (self.encoded[-1],)
-        elif images.shape[0] != len(names) * next((image for _, image in known), images).shape[0]:
-            names = self.order
-        none = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
-        return names, {name: none for name in names if not self.votes(name)}
+        # A second image of a modality has its name with a number.
+        known = {modality for modality in MODALITIES if name.startswith(modality)}
+        return bool(known) and (self.training or not known & self.missing)
 
 
 def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) -> int:
@@ -84,7 +61,6 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
         )
     settings = keys.SLIM_MERGE, keys.SLIM_SHARED and host.shared, towers
     slimming = HostSlimming(keys.SLIM_BLOCKS, keys.SLIM_KEEP, scores, *settings)
-    slimming.order, slimming.is_stacked = host.order, host.is_stacked
     slimming.missing = {one for one in MODALITIES if one[0].lower() in missing_letters(cfg)}
     slimming.attach(model, home=model)
     return slimming.counts(grid[0] * grid[1])[-1]

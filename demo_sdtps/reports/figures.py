@@ -3,7 +3,6 @@ colours, each with one meaning, style, images as arrays, and saving."""
 
 import json
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -248,18 +247,17 @@ def kept_patches(cfg: CfgNode, model: DeMo, samples: Sequence[Sample]) -> dict[s
     parts: dict[str, dict[str, list[torch.Tensor]]] = {}
     for batch in progress(batches(loader), "kept patches", len(loader), unit="batch"):
         with inference(model, choose_precision(cfg.TEST.AMP, device)):
-            cases = encode_cases(model, batch.to(device).images, batch.cameras, [missing])
-            context = cases[0].context
-            selections = model.select_patches(context) if model.sdtps else {}
+            (encoded,) = encode_cases(model, batch.to(device).images, batch.cameras, [missing])
+            selections = model.select_patches(encoded) if model.sdtps else {}
         for name in (modality for modality in model.modalities if modality not in missing):
-            stages = enumerate(cases[0].stages, start=1)
-            masks = {f"stage {n}": each.mask(name, prod(context.grid)) for n, each in stages}
+            stages = [stage.kept[name] for stage in encoded.stages]
+            none = torch.zeros(len(batch.labels), model.backbone.num_patches, device=device)
+            masks = {f"stage {n}": none.scatter(1, kept, 1.0) for n, kept in enumerate(stages, 1)}
             if selections:
-                kept = selections[name].mask
-                none = kept.new_zeros(len(kept), prod(context.grid))
-                masks["SDTPS"] = none.scatter(1, context.places(name), kept)
+                mask = selections[name].mask.float()
+                masks["SDTPS"] = none.scatter(1, stages[-1], mask) if stages else mask
             for title, mask in masks.items():
-                grid = mask.float().view(-1, *context.grid).cpu()
+                grid = mask.view(-1, *model.backbone.grid_size).cpu()
                 parts.setdefault(title, {}).setdefault(name, []).append(grid)
     return {
         title: {name: torch.cat(grids) for name, grids in by_modality.items()}

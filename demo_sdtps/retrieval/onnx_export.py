@@ -42,8 +42,8 @@ class Patterns(nn.Module):
         *images, cameras = inputs
         # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
         by_name = dict(zip(self.model.modalities, torch.stack(images).unbind(), strict=True))
-        context = self.model.forward_features(by_name, cameras).context
-        return tuple(self.model.return_patterns(context, self.neck).values())
+        encoded = self.model.forward_features(by_name, cameras)
+        return tuple(self.model.return_patterns(encoded, self.neck).values())
 
     def examples(self, batch: int) -> dict[str, torch.Tensor]:
         """Random images and cameras by the names of the inputs, the same in every run."""

@@ -30,8 +30,8 @@ class Teacher:
     @torch.no_grad()
     def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Logits (B, K) by head of a batch, and of the other processes' batches after each other."""
-        context = self.model.forward_features(batch.images, batch.cameras).context
-        features = self.model.forward_head(context)
+        encoded = self.model.forward_features(batch.images, batch.cameras)
+        features = self.model.forward_head(encoded)
         return {name: all_gather(self.model.heads[name](features[name])) for name in self.heads}
 
 

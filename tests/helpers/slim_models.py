@@ -168,12 +168,24 @@ def slim_both(case, blocks, keep, score="saliency", **settings):
     return dense, model, record(model)
 
 
+class Kept(NamedTuple):
+    """What a stage scored and kept."""
+
+    scored: torch.Tensor  # (B, n) indices on the grid
+    score: torch.Tensor
+    kept: torch.Tensor  # (B, K) indices on the grid
+
+
 def record(model):
-    """What the stages of the forwards to come keep, by the number of the stage, in the order of the calls."""
+    """What the stages of the forwards to come score and keep, by the number of the stage, in the order of the calls."""
     steps = defaultdict(list)
-    model.slimming.register_forward_hook(
-        lambda module, args, step: steps[args[0]].append(step.record)
-    )
+
+    def note(module, args, step):
+        number, values, state = args[:3]
+        kept = step.state.places(step.values)
+        steps[number].append(Kept(state.places(values), step.score, kept))
+
+    model.slimming.register_forward_hook(note)
     return steps
 
 
@@ -248,8 +260,7 @@ def slow(case, dense, images, steps, blocks, keep, score, merge=True, **settings
 
     def bump(call, row, index, place):
         stage = steps[blocks.index(index)][call]
-        (kept,), (scores,) = stage.kept.values(), stage.score.values()
-        return nudge(kept[row], scores[row], place)
+        return nudge(stage.kept[row], stage.score[row], place)
 
     stages = {index: (share, score) for index, share in zip(blocks, keep, strict=True)}
     forward, first = partial(case.call, images=images), case.tokens_first

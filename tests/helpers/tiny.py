@@ -109,11 +109,10 @@ def clear(draw, cases=(frozenset(),)):
         model, images, cameras = draw(attempt)
         needed, actual = 0.0, [torch.inf]
         for encoded in encode_cases(model, images, cameras, cases) if model.sdtps else ():
-            context = encoded.context
             with margins() as of_case:
-                model.select_patches(context)
+                model.select_patches(encoded)
             actual += of_case
-            for tokens, guide in product(context.tokens.values(), context.global_feats.values()):
+            for tokens, guide in product(encoded.tokens.values(), encoded.global_feats.values()):
                 cosines = torch.cosine_similarity(tokens, guide.unsqueeze(1), dim=2)
                 spread = float((cosines.amax(dim=1) - cosines.amin(dim=1)).min())
                 needed = max(needed, tolerance(*ENCODER, *PIFE, *SCORE) / spread)

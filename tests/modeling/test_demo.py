@@ -141,7 +141,7 @@ def test_features_after_the_neck(direct):
     before = extract_patterns(model.eval(), images, cameras)[0]
     (actual,) = extract_patterns(model, images, cameras, [frozenset()], neck="after")
     assert torch.equal(model(images, cameras, neck="after"), actual[3])
-    features = model.forward_head(model.forward_features(images, cameras).context)
+    features = model.forward_head(model.forward_features(images, cameras))
     for name, feature in features.items():
         norm = model.heads[name].bottleneck
         assert norm.num_batches_tracked == 1 and norm.bias.eq(0).all()
@@ -212,14 +212,14 @@ def test_a_frozen_backbone():
 def test_hdm_reads_what_sdtps_makes_or_all_patches(feeds):
     model = tiny_model("MODEL.HDM", True, "MODEL.SDTPS_FEEDS_HDM", feeds).eval()
     images, cameras = random_images(10)
-    context = model.forward_features(dict(reversed(images.items())), cameras).context
+    encoded = model.forward_features(dict(reversed(images.items())), cameras)
     assert (
-        [*context.tokens] == [*context.global_feats] == [*MODALITIES]
+        [*encoded.tokens] == [*encoded.global_feats] == [*MODALITIES]
     )  # in whatever order they come
-    selected = {name: each.tokens for name, each in model.select_patches(context).items()}
-    features = model.forward_head(context)
-    read = selected if feeds else context.tokens
-    assert torch.equal(features["moe"], model.hdm(read, context.global_feats).flatten(1))
+    selected = {name: each.tokens for name, each in model.select_patches(encoded).items()}
+    features = model.forward_head(encoded)
+    read = selected if feeds else encoded.tokens
+    assert torch.equal(features["moe"], model.hdm(read, encoded.global_feats).flatten(1))
     means = [tokens.mean(dim=1) for tokens in selected.values()]
     assert torch.equal(features["sdtps"], torch.cat(means, dim=1))
 
@@ -237,7 +237,7 @@ def test_autocast_leaves_features_in_float32_and_near(opts, near):
     expected = extract_patterns(model, images, cameras)[0]
     with torch.autocast("cpu", torch.bfloat16):
         actual = extract_patterns(model, images, cameras)[0]
-        heads = model.forward_head(model.forward_features(images, cameras).context)
+        heads = model.forward_head(model.forward_features(images, cameras))
     assert {feature.dtype for feature in heads.values()} == {torch.float32}
     for pattern, feature in actual.items():
         assert feature.dtype is torch.float32

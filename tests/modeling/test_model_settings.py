@@ -1,7 +1,5 @@
 """Configuration keys of the model whose effect golden cases and references do not show."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from timm.layers import DropPath
@@ -11,7 +9,7 @@ from demo_sdtps.config import MODALITIES, load_cfg
 
 
 def encode(model, seed=1):
-    return model.forward_features(*random_images(seed)).context
+    return model.forward_features(*random_images(seed))
 
 
 @pytest.mark.parametrize("key", ["MODEL.DROP_OUT", "MODEL.ATT_DROP_RATE", "MODEL.DROP_PATH"])
@@ -49,26 +47,26 @@ def test_clips_tower():
 @torch.no_grad()
 def test_beta_weighs_the_mlp_and_the_other_modalities(beta, by_mlp, by_guides):
     model = tiny_model("MODEL.SDTPS_BETA", beta).eval()
-    context = encode(model)
-    before = model.select_patches(context)["TI"].mask
-    others = {name: torch.randn_like(feature) for name, feature in context.global_feats.items()}
-    with_guides = model.select_patches(replace(context, global_feats=others))["TI"].mask
+    encoded = encode(model)
+    before = model.select_patches(encoded)["TI"].mask
+    others = {name: torch.randn_like(feature) for name, feature in encoded.global_feats.items()}
+    with_guides = model.select_patches(encoded._replace(global_feats=others))["TI"].mask
     for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
         parameter.normal_()
     assert torch.equal(with_guides, before) == (not by_guides)
-    assert torch.equal(model.select_patches(context)["TI"].mask, before) == (not by_mlp)
+    assert torch.equal(model.select_patches(encoded)["TI"].mask, before) == (not by_mlp)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(True, {*MODALITIES}), (False, {"NI"})])
 @torch.no_grad()
 def test_whose_choice_follows_the_global_feature_of_a_missing_modality(value, expected):
     model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", value).eval()
-    context = encode(model)
-    missing = {"NI": torch.ones(len(context.tokens["NI"]), 1, dtype=torch.bool)}
-    other = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
+    encoded = encode(model)
+    missing = {"NI": torch.ones(len(encoded.tokens["NI"]), 1, dtype=torch.bool)}
+    other = {**encoded.global_feats, "NI": torch.randn_like(encoded.global_feats["NI"])}
     before, after = (
-        model.select_patches(replace(context, missing=missing, global_feats=global_feats))
-        for global_feats in (context.global_feats, other)
+        model.select_patches(encoded._replace(missing=missing, global_feats=global_feats))
+        for global_feats in (encoded.global_feats, other)
     )
     assert expected == {
         name for name in MODALITIES if not torch.equal(before[name].mask, after[name].mask)

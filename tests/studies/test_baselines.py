@@ -18,7 +18,7 @@ from studies.attention import keys
 from studies.baselines import Rows, SizedState
 from tests.reference import patch_scores as reference_scores
 from tests.reference import slim_scores as reference
-from vit_slim.state import State, keep_tokens
+from vit_slim.stage import State, keep_tokens
 
 WIDTH, GRID, HEADS, PATCHES, ROWS = 7, (5, 3), 3, 15, 9
 SUMS = (HEADS, PATCHES, PATCHES, 3)

@@ -17,6 +17,7 @@ from slim_models import (
 )
 
 import demo_sdtps
+from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.operations import total_macs
 
 pytestmark = pytest.mark.numeric
@@ -103,3 +104,5 @@ def test_operations_are_a_budget(name, settings):
     assert 0.98 * 0.35 <= total_macs(model, (image,)) / total_macs(dense, (image,)) <= 0.35
     first, second = model.slimming.counts(196)
     assert second == math.ceil(first * first / 196)
+    with pytest.raises(UserError, match="operations is"):
+        model.slimming.counts(2)

@@ -150,15 +150,12 @@ def test_the_loss_is_that_of_the_formula(way):
     loss = demo_sdtps.slim_loss(model)
     assert loss.shape == () and loss.requires_grad
     side = (8, 8)
-    masks = [
-        torch.tensor(otsu(row.tolist()))
-        for row in saliency({"image": images}, side, side, (4, 4))["image"]
-    ]
+    masks = [torch.tensor(otsu(row.tolist())) for row in saliency(images, side, side, (4, 4))]
     means = []
     for stages in steps.values():
         rows = 0
         for stage in stages:
-            for scores, places in zip(stage.score["image"], stage.scored["image"], strict=True):
+            for scores, places in zip(stage.score, stage.scored, strict=True):
                 terms = [
                     -math.log(p) if is_object else -math.log(1 - p)
                     for p, is_object in zip(

@@ -18,8 +18,7 @@ from demo_sdtps.modeling.demo import make_slimming, slim_backbone
 from demo_sdtps.modeling.precision import cast_copy
 from studies.attention import CLASS_TOKEN, attention_weights
 from tests.reference import slim as reference
-from vit_slim.stage import Score, remaining_patches, run_stage, sum_of_present
-from vit_slim.state import State
+from vit_slim.stage import Score, State, remaining_patches, run_stage
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
@@ -127,14 +126,15 @@ def test_values_and_gradients_are_those_of_the_slow_version(
     opts = [word for key, value in settings for word in (f"MODEL.SLIM_{key}", value)]
     cfg, backbone, slimming = build(name, blocks, keep, *opts)
     images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
-    actual = slim_backbone(slimming, backbone, run_stem(backbone, images, slimming.blocks[0]))
+    stem = run_stem(backbone, images, slimming.blocks[0])
+    actual = slim_backbone(slimming, backbone, stem, images)
     named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
     ours, theirs = (
         torch.cat([patches, class_tokens.unsqueeze(1)], dim=1)
         for patches, class_tokens in (
             [
                 torch.cat(list(by_modality.values()))
-                for by_modality in (actual.context.tokens, actual.context.global_feats)
+                for by_modality in (actual.tokens, actual.global_feats)
             ],
             slow(cfg, backbone, slimming, images, actual.stages),
         )
@@ -149,40 +149,28 @@ def test_keeping_all_is_the_dense_backbone(name):
     """Bit by bit, as no token moves."""
     cfg, backbone, slimming = build(name, "[0,2]", "[1.0,1.0]")
     images = draw(cfg)
-    actual = slim_backbone(slimming, backbone, run_stem(backbone, images, 0))
+    actual = slim_backbone(slimming, backbone, run_stem(backbone, images, 0), images)
     patches, class_tokens = backbone(
         torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long)
     )
-    assert torch.equal(torch.cat(list(actual.context.tokens.values())), patches)
-    assert torch.equal(torch.cat(list(actual.context.global_feats.values())), class_tokens)
-    assert all(
-        stage.mask(modality, backbone.num_patches).all()
-        for stage in actual.stages
-        for modality in MODALITIES
-    )
+    assert torch.equal(torch.cat(list(actual.tokens.values())), patches)
+    assert torch.equal(torch.cat(list(actual.global_feats.values())), class_tokens)
+    for stage in actual.stages:
+        assert all(kept.eq(torch.arange(kept.shape[1])).all() for kept in stage.kept.values())
 
 
 def test_the_stages_record_what_they_scored_and_kept():
     cfg, backbone, slimming = build(DINOV3, "[0,2]", "[0.6,0.5]", "MODEL.SLIM_SHARED", "False")
-    actual = slim_backbone(slimming, backbone, run_stem(backbone, draw(cfg, 3), 0))
-    first, second = actual.stages
+    images = draw(cfg, 3)
+    actual = slim_backbone(slimming, backbone, run_stem(backbone, images, 0), images)
     assert slimming.counts(6) == (4, 2) and backbone.num_patches == 6
     for modality in MODALITIES:
-        assert first.scored[modality].tolist() == [list(range(6))] * 3
-        assert torch.equal(second.scored[modality], first.kept[modality])
+        scored = torch.arange(6).repeat(3, 1)
         for stage, count in zip(actual.stages, slimming.counts(6), strict=True):
-            mask = stage.mask(modality, 6)
-            assert mask.shape == (3, 6) and mask.dtype == torch.float32
-            for row in range(3):
-                ranked = stage.scored[modality][row][
-                    stage.score[modality][row].argsort(descending=True, stable=True)
-                ]
-                kept = stage.kept[modality][row].tolist()
-                assert (
-                    kept
-                    == sorted(ranked[:count].tolist())
-                    == mask[row].nonzero().flatten().tolist()
-                )
+            order = stage.score[modality].argsort(dim=1, descending=True, stable=True)
+            kept = scored.gather(1, order[:, :count]).sort(dim=1).values
+            assert torch.equal(stage.kept[modality], kept)
+            scored = kept
 
 
 def test_dropped_patches_far_below_the_best_still_make_a_mean():
@@ -197,7 +185,8 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
     backbone.vit.blocks[1].register_forward_pre_hook(
         lambda _, inputs: block_inputs.append(inputs[0])
     )
-    actual = slim_backbone(slimming, backbone, stem := run_stem(backbone, draw(cfg), 1))
+    stem = run_stem(backbone, images := draw(cfg), 1)
+    actual = slim_backbone(slimming, backbone, stem, images)
     score = actual.stages[0].score["RGB"]
     assert (score.amax(dim=1) - score.amin(dim=1)).min() > 1000
     for row, extra in enumerate(block_inputs[0][:2, -1]):
@@ -226,18 +215,18 @@ def test_tokens_leave_a_backbone_of_half_precision_as_images_come():
     cfg, backbone, slimming = build("CLIP", "[1]", "[0.5]")
     half = cast_copy(backbone.float().eval(), torch.bfloat16)
     images = {name: image.float() for name, image in draw(cfg).items()}
-    output = slim_backbone(slimming.float().eval(), half, run_stem(half, images, 1))
-    tokens = [*output.context.tokens.values(), *output.context.global_feats.values()]
+    output = slim_backbone(slimming.float().eval(), half, run_stem(half, images, 1), images)
+    tokens = [*output.tokens.values(), *output.global_feats.values()]
     assert {each.dtype for each in tokens} == {torch.float32}
 
 
 def test_the_sum_of_scores_is_that_of_what_a_triplet_has():
     """Of all where it has nothing; none is missing where nothing is known."""
-    scores = {name: torch.full((4, 2), 10.0**place) for place, name in enumerate(MODALITIES)}
-    missing = {"NI": [0, 1, 0, 1], "RGB": [0, 0, 1, 1], "TI": [0, 0, 1, 1]}
-    missing = {name: torch.tensor(rows)[:, None] > 0 for name, rows in missing.items()}
-    assert sum_of_present(scores, missing)[:, 0].tolist() == [111, 101, 10, 111]
-    assert sum_of_present(scores, {})[:, 0].tolist() == [111] * 4
+    scores = torch.tensor([[1.0], [10.0], [100.0]]).repeat_interleave(4, dim=0)  # RGB, NI, TI
+    missing = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1]]).flatten()[:, None] > 0
+    for absent, total in ((missing, [111, 101, 10, 111]), (None, [111] * 4)):
+        state = State((1, 1), MODALITIES, missing=absent)
+        assert state.sum_of_present(scores).flatten().tolist() == 3 * total
 
 
 def test_less_than_one_patch_is_refused():

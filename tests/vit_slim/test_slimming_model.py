@@ -62,17 +62,19 @@ def warm_up(model, seed=7):
 
 def alike(one, other):
     """Which triplets (B,) keep the same patches in two encodings; those of the others differ by roundings of the score."""
-    actual = torch.ones(len(one.context.tokens["RGB"]), dtype=torch.bool)
+    actual, scored = torch.ones(len(one.tokens["RGB"]), dtype=torch.bool), {}
     for stage, same in zip(one.stages, other.stages, strict=True):
         for name in MODALITIES:
             for row in (
                 (actual & (stage.kept[name] != same.kept[name]).any(dim=1)).nonzero().flatten()
             ):
-                scores = stage.score[name][row]
-                order = torch.searchsorted(stage.scored[name][row], same.kept[name][row])
+                scores, order = stage.score[name][row], same.kept[name][row]
+                if scored:
+                    order = torch.searchsorted(scored[name][row], order)
                 allowed = tolerance(*SCORE, *SCORE) * float(scores.abs().max())
                 assert_order(order[scores[order].argsort(descending=True)], -scores, allowed)
                 actual[row] = False
+        scored = stage.kept
     return actual
 
 
@@ -93,12 +95,10 @@ def test_every_case_of_missing_modalities(score):
         for other in (model.forward_features(zeroed, cameras), of_noise):
             rows = alike(actual, other)
             for attribute in ("tokens", "global_feats"):
-                one, same = (getattr(each.context, attribute) for each in (other, actual))
+                one, same = (getattr(each, attribute) for each in (other, actual))
                 for name in MODALITIES:
                     assert_close(one[name][rows], same[name][rows], *SCORE, *SCORE)
-        assert all(actual.context.missing[name].eq(name in missing).all() for name in MODALITIES)
-        kept = actual.stages[-1].kept
-        assert all(actual.context.positions[name] is kept[name] for name in MODALITIES)
+        assert all(actual.missing[name].eq(name in missing).all() for name in MODALITIES)
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "own"])
@@ -128,10 +128,10 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
             together.stages, *(single.stages for single in alone), strict=True
         ):
             assert torch.equal(stage.kept[name], torch.cat([other.kept[name] for other in stages]))
-        tokens = torch.cat([single.context.tokens[name] for single in alone])
-        assert_close(together.context.tokens[name], tokens, *SCORE, *SCORE)
-        scores = torch.cat([model.select_patches(single.context)[name].score for single in alone])
-        assert_close(model.select_patches(together.context)[name].score, scores, *SCORE, *SCORE)
+        tokens = torch.cat([single.tokens[name] for single in alone])
+        assert_close(together.tokens[name], tokens, *SCORE, *SCORE)
+        scores = torch.cat([model.select_patches(single)[name].score for single in alone])
+        assert_close(model.select_patches(together)[name].score, scores, *SCORE, *SCORE)
     loss = torch.stack([single.loss for single in alone]).mean(dim=0)
     assert_close(together.loss, loss, *SCORE)
     weight = model.slimming.scores[0].heads["NI"][-1].weight
@@ -180,11 +180,11 @@ def test_the_modules_after_it_see_the_remaining_patches(opts):
     outputs = pairs(model.train()(images, cameras))
     assert all(output.isfinite().all() for output in outputs)
     sum(output.sum() for output in outputs[::2]).backward()
-    context = model.eval().forward_features(images, cameras).context
-    assert all(tokens.shape[1] == count for tokens in context.tokens.values())
+    encoded = model.eval().forward_features(images, cameras)
+    assert all(tokens.shape[1] == count for tokens in encoded.tokens.values())
     if model.sdtps:
         expected = int(count * 0.4 * 0.5) + 1
-        assert model.select_patches(context)["TI"].tokens.shape[1] == expected
+        assert model.select_patches(encoded)["TI"].tokens.shape[1] == expected
 
 
 @every(*SCORES, EVIT, TOME, quickest=())

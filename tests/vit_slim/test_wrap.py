@@ -81,7 +81,7 @@ def test_batches_of_several_sizes(sizes, together):
     images = [case.draw(batch, seed) for seed, batch in enumerate(sizes)]
     with torch.no_grad():
         assert [len(each) for each in model(*images)] == [*sizes]
-    kept = [step.kept["image"] for step in steps[0]]
+    kept = [step.kept for step in steps[0]]
     for number, voters in enumerate(together):
         score = saliency(lambda call, voters=voters: [images[voter] for voter in voters], case)
         for row, places in enumerate(kept[number]):
