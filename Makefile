@@ -113,7 +113,7 @@ mutants: setup
 	$(PY) -m tests.helpers.mutants $(ARGUMENTS)
 
 test-hosts: setup
-	$(PY) -m pytest -n 0 -s tests/plug_in/test_hosts.py tests/plug_in/test_hosts_demo.py tests/plug_in/test_slim_hosts.py
+	$(PY) -m pytest -n 0 -s tests/plug_in/test_hosts.py
 
 test-all: setup
 	$(TEST) -m "$(TESTS)"

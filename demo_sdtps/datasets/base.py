@@ -20,11 +20,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 
 UNKNOWN = -1  # identity and camera of images without labels
 
-SYSTEM_FOLDERS = (
-    *("@eaDir", "@Recycle", "@Recently-Snapshot", "#recycle", "#snapshot", "~snapshot"),
-    *("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found"),
-)
-"""Names of folders in which systems keep copies of images."""
+SYSTEM_FOLDERS = ("@eaDir", "#recycle", "$RECYCLE.BIN")  # in which systems keep copies of images
 
 S = TypeVar("S", bound="Sample")
 

@@ -46,10 +46,15 @@ class StridedPatchEmbed(PatchEmbed):
 
 
 def set_grid(embed: PatchEmbed, size: tuple[int, int], stride: tuple[int, int]) -> None:
-    """Change the image size and the step between patches, in pixels (vertical, horizontal), in place."""
+    """Change the image size and the step between patches, in pixels (vertical, horizontal), in place. Raises `UserError` for an
+    image smaller than a patch."""
     embed.img_size, embed.proj.stride = size, stride
     sides = zip(size, embed.patch_size, stride, strict=True)
     rows, columns = ((side - patch) // step + 1 for side, patch, step in sides)
+    if min(rows, columns) < 1:
+        raise UserError(
+            f"INPUT.SIZE_TRAIN is {list(size)}, smaller than one patch; make the images larger."
+        )
     embed.grid_size, embed.num_patches = (rows, columns), rows * columns
 
 

@@ -1,18 +1,27 @@
-"""All data sets that we read: what is on disk, and what is wrong there."""
+"""The published data sets: what is on disk, what is wrong there, what is scored; and synthetic pedestrians beside them."""
 
 import os
+import shlex
 import shutil
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import pytest
-from layouts import WRITERS
-from triplets import catch_message, config
+import torch
+from commands import CONFIG, checkpoint_file, cli_args_for, parse_table
+from layouts import WRITERS, write_msvr310, write_rgbnt100, write_rgbnt201
+from numeric import assert_close
+from PIL import Image
+from triplets import SCALED, catch_message, config, normalise
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.commands import test as test_net
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import READERS, SPLITS, identity_labels, read_splits
 from demo_sdtps.datasets.base import endings
+from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.evaluation.protocol import exclude_key, make_test_data
 
 FOLDERS = {
     "RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
@@ -136,3 +145,103 @@ def test_what_is_wrong_on_disk_is_refused(tmp_path, name):
     assert "query split" in catch_message(read, tmp_path, name, ["query"])
     message = complaint(tmp_path / "nowhere", name)
     assert READERS[name].layout in message and "DATASETS.ROOT_DIR" in message
+
+
+MSVR310 = ("DATASETS.NAMES", "MSVR310")
+
+
+def keep(root, pattern):
+    """Remove the test images whose names do not have `pattern`."""
+    for name in ("query3", "bounding_box_test"):
+        for path in (root / "MSVR310" / name).rglob("*.jpg"):
+            if pattern not in path.name:
+                path.unlink()
+
+
+def test_matches_are_in_another_scene(tmp_path):
+    """With a single scene nothing can be scored, whatever the cameras; with a single camera all can."""
+    write_msvr310(tmp_path)
+    cfg = config(tmp_path, *MSVR310)
+    assert exclude_key(cfg) == "scene"
+    keep(tmp_path, "_v7_")
+    actual = read_splits(cfg, ("query", "gallery"))
+    assert {sample.camera for samples in actual.values() for sample in samples} == {7}
+    assert len(make_test_data(cfg, actual["query"], actual["gallery"]).query) == 4
+
+    write_msvr310(tmp_path)
+    keep(tmp_path, "_s001_")
+    actual = read_splits(cfg, ("query", "gallery"))
+    assert {sample.camera for sample in actual["gallery"]} == {0, 1, 7}
+    message = catch_message(make_test_data, cfg, actual["query"], actual["gallery"])
+    assert "No query of MSVR310" in message and "with another scene" in message
+
+
+def read_parts(path):
+    """The image's three parts as PIL and numpy see them, (256, 128) each."""
+    with Image.open(path) as image:
+        whole = np.asarray(image.convert("RGB"))
+    return [
+        torch.from_numpy(whole[:, start : start + 256].copy()).permute(2, 0, 1)
+        for start in (0, 256, 512)
+    ]
+
+
+@pytest.mark.parametrize("cache", ["yes", "no"])
+def test_batches_hold_the_three_parts_of_rgbnt100(tmp_path, cache):
+    write_rgbnt100(tmp_path)
+    sizes = shlex.split("INPUT.SIZE_TRAIN [128,256] INPUT.SIZE_TEST [128,256]")
+    cfg = config(tmp_path, "DATASETS.NAMES", "RGBNT100", *sizes, "DATASETS.CACHE", cache)
+    samples = read_splits(cfg, ("query",))["query"]
+    images = [batch.images for batch in batches(test_loader(cfg, samples))]
+    for number, modality in enumerate(("RGB", "NI", "TI")):
+        expected = torch.stack([read_parts(sample.paths[0])[number] for sample in samples])
+        actual = torch.cat([batch[modality] for batch in images])
+        assert_close(actual, normalise(expected), *SCALED)
+
+
+FORMER = ("DATASETS.NAMES", "RGBNT201")
+"""The name of the drawn pedestrians in configurations and checkpoints of a former version."""
+
+
+@pytest.fixture
+def data(tiny_root, tmp_path):
+    """A folder with synthetic/, as `make demo` fills it."""
+    shutil.copytree(tiny_root, tmp_path / "data" / "synthetic")
+    return tmp_path / "data"
+
+
+def test_the_drawn_pedestrians_are_read_and_not_a_real_data_set_beside_them(data):
+    """In their folder, with the file that says what they are or without, and beside it."""
+    write_rgbnt201(data)
+    actual = read_splits(config(data))
+    assert {split: len(samples) for split, samples in actual.items()} == {
+        "train": 48,
+        "query": 32,
+        "gallery": 32,
+    }
+    assert actual == read_splits(config(data / "synthetic"))
+    assert actual == read_splits(config(data / "synthetic", *FORMER))
+    assert actual != read_splits(config(data, *FORMER))
+    (data / "synthetic" / "RGBNT201" / "synthetic.json").unlink()
+    assert actual == read_splits(config(data)) == read_splits(config(data / "synthetic"))
+
+
+def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path):
+    """With their configuration and with that of now, and the same figures; weights of another data set do not."""
+    cfg = load_cfg(CONFIG, cli_args_for(data / "synthetic", *FORMER)[2:])
+    weights = checkpoint_file(tmp_path / "w.pth", cfg)
+    assert torch.load(weights)["dataset"] == "RGBNT201"
+    tables = []
+    for words, name in (
+        ([], f"RGBNT201 in {data / 'synthetic'}"),
+        (cli_args_for(data / "synthetic"), f"Synthetic in {data / 'synthetic'}"),
+        (cli_args_for(data), f"Synthetic in {data}"),
+    ):
+        code, stdout, stderr = command(test_net.main, "--weight", weights, *words)
+        assert code == 0 and stdout.startswith(f"{name}, 32 queries"), stderr
+        tables.append(parse_table(stdout))
+    assert tables[0] == tables[1] == tables[2] and len(tables[0]) == 3
+    for name, words in (("MSVR310", ()), ("Synthetic", FORMER)):
+        torch.save(torch.load(weights) | {"dataset": name}, weights)
+        code, _, stderr = command(test_net.main, *cli_args_for(data, *words, "--weight", weights))
+        assert code == 2 and f"were trained on {name}, but" in stderr

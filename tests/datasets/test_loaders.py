@@ -176,12 +176,6 @@ def test_a_bug_keeps_its_type_and_trace(tiny_root, workers):
     del failure, loader  # else they are freed in a later test, which waits long for the processes
 
 
-def loading(root, *opts):
-    """A training loader with two processes."""
-    cfg = config(root, "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", *opts)
-    return train_loader(cfg, read_splits(cfg, ("train",))["train"])
-
-
 @pytest.mark.slow
 def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
     """At once, or after DATALOADER.TIMEOUT where Python swallows the error that torch raises in its signal handler."""

@@ -1,17 +1,37 @@
-"""The reader of pixels: every depth, order of bytes and channels is read whole or refused, and turned as its header says."""
+"""Pixels: every kind of image, depth, order of bytes and channels is read whole or refused, and turned as its header says."""
 
+import shutil
+import statistics
 import struct
+import warnings
 import zlib
+from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from commands import BASELINE, checkpoint_file, cli_args_for
 from PIL import Image
-from triplets import catch_message
+from triplets import (
+    FIRST,
+    a_text,
+    catch_message,
+    config,
+    cut_short,
+    head_alone,
+    image_folder,
+    zero_bytes,
+)
 
-from demo_sdtps.config.ranges import PERCENTILES, Range
-from demo_sdtps.datasets.images import decode, unreadable
-from demo_sdtps.datasets.pixels import image_size, to_8_bits
+import demo_sdtps
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
+from demo_sdtps.datasets import SPLITS, data_name, read_splits
+from demo_sdtps.datasets.images import decode, verify
+from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
+from demo_sdtps.datasets.pixels import to_8_bits
 
 HEIGHT, WIDTH = 12, 7
 SCALE = Range(20000, 45000)
@@ -166,16 +186,197 @@ def test_what_would_lose_values_is_refused(tmp_path, name):
     assert str(tmp_path / "x.img") in catch_message(read, str(tmp_path / "x.img"))
 
 
-@pytest.mark.parametrize("ending", ["jpg", "tif"])
-def test_the_header_limits_the_size_for_every_decoder(tmp_path, monkeypatch, ending):
-    """At twice Pillow's limit, as Pillow has it."""
-    path = str(tmp_path / f"x.{ending}")
-    Image.fromarray(np.uint8(VALUES >> 8)[..., :3]).save(path)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", HEIGHT * WIDTH // 2)
-    assert read(path).shape == (HEIGHT, WIDTH, 3) and image_size(path) == (WIDTH, HEIGHT)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", HEIGHT * WIDTH // 2 - 1)
-    message = catch_message(read, path)
-    assert path in message and "84 pixels" in message and "limit of 82" in message
-    assert [*unreadable([path])] == [path]
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert read(path).shape == (HEIGHT, WIDTH, 3)
+@pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
+def test_a_damaged_image_is_reported_by_name(own_root, damage):
+    path = image_folder(own_root, modality="NI") / FIRST
+    damage(path)
+    message = catch_message(decode, str(path))
+    assert message.startswith(f"The image {path} cannot be read") and "\n" not in message
+
+
+def test_verify_lists_all_damaged_images_and_no_other(own_root):
+    samples = read_splits(config(own_root), ("train",))["train"]
+    verify(path for sample in samples for path in sample.paths)
+    damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
+    for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
+        damage(path)
+    head, *lines = catch_message(
+        verify, [path for sample in samples for path in sample.paths]
+    ).splitlines()
+    assert head.startswith("3 of 144 images") and "replace them or remove their triplets" in head
+    assert len(lines) == 3
+    assert all(any(str(path) in line for line in lines) for path in damaged)
+
+
+# Kinds of images
+
+HEIGHT, WIDTH = 8, 12
+COLOURS = np.random.default_rng(0).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
+GREY_16 = np.random.default_rng(1).integers(65536, size=(HEIGHT, WIDTH), dtype=np.uint16)
+GREY = np.random.default_rng(3).integers(256, size=(HEIGHT, WIDTH), dtype=np.uint8)
+
+
+def three(grey):
+    return np.repeat(grey[..., None], 3, axis=2)
+
+
+def make_writer(pixels, format="PNG", **options):
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    return lambda path: image.save(path, format, **options)
+
+
+def palette(**options):
+    """Of three colours."""
+    image = Image.frombytes("P", (WIDTH, HEIGHT), (GREY % 3).tobytes())
+    image.putpalette([200, 30, 40, 10, 250, 60, 5, 6, 7])
+    return make_writer(image, **options)
+
+
+PALETTE = np.array([(200, 30, 40), (10, 250, 60), (5, 6, 7)], np.uint8)[GREY % 3]
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
+CMYK = Image.fromarray(np.dstack([COLOURS, GREY // 4]), "CMYK")
+EXACT = {
+    "PNG, grey": (make_writer(GREY), three(GREY)),
+    "PNG, colours and alpha": (make_writer(np.dstack([COLOURS, GREY])), COLOURS),
+    "PNG, black and white": (
+        make_writer(Image.fromarray(GREY > 99)),
+        three(np.uint8(255) * (GREY > 99)),
+    ),
+    "PNG, palette with transparent colours": (palette(transparency=b"\x00\x80\xff"), PALETTE),
+    "PNG, grey of 16 bits": (make_writer(GREY_16), three(GREY_16 >> 8)),
+    "PNG, turned by its header": (make_writer(COLOURS, exif=TURNED), COLOURS),
+    "TIFF, grey of 16 bits": (make_writer(GREY_16, "TIFF"), three(GREY_16 >> 8)),
+    "TIFF, CMYK": (make_writer(CMYK, "TIFF"), np.asarray(CMYK.convert("RGB"))),
+    "BMP": (make_writer(COLOURS, "BMP"), COLOURS),
+    "GIF": (palette(format="GIF"), PALETTE),
+    "WebP": (make_writer(COLOURS, "WEBP", lossless=True), COLOURS),
+}
+"""How a file is written, and its pixels."""
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_pixels_are_those_of_the_image(name, tmp_path):
+    write, expected = EXACT[name]
+    write(tmp_path / "image.jpg")
+    with warnings.catch_warnings():
+        # such as Pillow's of transparency, which would be one per image
+        warnings.simplefilter("error")
+        actual = decode(str(tmp_path / "image.jpg"), scale=None).permute(1, 2, 0).numpy()
+    assert actual.dtype == np.uint8 and np.array_equal(actual, expected)
+
+
+def postscript(path):
+    path.write_text(
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(executed) (w) file\n%%EOF\n"
+    )
+
+
+def test_postscript_is_refused_for_which_pillow_would_run_ghostscript(tmp_path):
+    postscript(tmp_path / "image.jpg")
+    assert "cannot identify" in catch_message(decode, str(tmp_path / "image.jpg"), "", None)
+
+
+CELSIUS = Range(27315, 31315)
+COUNTS = np.random.default_rng(0).normal(29500, 900, (32, 16)).clip(0, 65535).astype(np.uint16)
+
+
+def slowly_scaled(values, scale):
+    """Pixel by pixel; percentiles by interpolation between neighbours."""
+    low, high = scale[:2]
+    if scale.of_image:
+        cuts = statistics.quantiles(values.flatten().tolist(), n=100, method="inclusive")
+        low, high = cuts[round(low) - 1], cuts[round(high) - 1]
+    scaled = [[255 * (value - low) / (high - low) for value in row] for row in values.tolist()]
+    return torch.tensor([[[round(min(max(value, 0), 255)) for value in row] for row in scaled]] * 3)
+
+
+@pytest.mark.parametrize("scale", [PERCENTILES, CELSIUS, Range(10, 90, True)], ids=str)
+def test_more_than_8_bits_are_scaled_alike_from_files_and_arrays(tmp_path, scale):
+    expected = slowly_scaled(COUNTS, scale)
+    files = {"png": np.uint16, "tif": np.uint16, "float.tif": np.float32, "int.tif": np.int32}
+    for ending, kind in files.items():
+        Image.fromarray(COUNTS.astype(kind)).save(tmp_path / f"x.{ending}")
+        assert torch.equal(decode(str(tmp_path / f"x.{ending}"), scale=scale).int(), expected)
+    items = [COUNTS, COUNTS[..., None], COUNTS.astype(">u2"), torch.from_numpy(COUNTS)]
+    for item in [*items, tmp_path / "x.float.tif"]:
+        assert torch.equal(decode(item, scale=scale).int(), expected)
+    with_gap = COUNTS.astype(np.float32)
+    with_gap[3, 4] = np.nan
+    Image.fromarray(with_gap).save(tmp_path / "gap.tif")
+    assert not decode(str(tmp_path / "gap.tif"), scale=scale)[:, 3, 4].any()
+    if scale == CELSIUS:
+        assert torch.equal(decode(COUNTS.astype(float), scale=scale).int(), expected)
+    else:
+        for item in (COUNTS.astype(float), COUNTS.astype(np.uint32)):
+            assert "INPUT.RANGES states" in catch_message(partial(decode, scale=scale), item)
+    grey = np.uint8(COUNTS >> 8)  # 8 bits are not scaled
+    assert torch.equal(decode(grey, scale=scale)[0], torch.from_numpy(grey))
+
+
+@pytest.mark.parametrize("name", ["Folder", "CSV", "Images", "RGBNT201", "MSVR310"])
+def test_published_images_alone_are_read_as_they_are_stored(name):
+    scales = image_scales(load_cfg(BASELINE, ["DATASETS.NAMES", name]))
+    is_own = name in ("Folder", "CSV", "Images")
+    assert scales == dict.fromkeys(MODALITIES, PERCENTILES if is_own else None)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_a_damaged_header_does_not_matter(tmp_path):
+    Image.new("RGB", (6, 9)).save(tmp_path / "x.jpg", exif=b"Exif\0\0MM\0*nonsense")
+    assert decode(str(tmp_path / "x.jpg")).shape == (3, 9, 6)
+
+
+@pytest.fixture
+def own(tiny_root, tmp_path):
+    """Own folders of the pictures of `tiny_root`, the thermal ones with 16 bits."""
+    for split, source in zip(SPLITS, ("train_171", "test", "test"), strict=True):
+        for name in MODALITIES:
+            folder = tmp_path / "my_data" / split / name
+            shutil.copytree(tiny_root / "RGBNT201" / source / name, folder)
+    for path in (tmp_path / "my_data").glob("*/TI/*.jpg"):
+        grey = np.asarray(Image.open(path).convert("L"))
+        Image.fromarray(np.uint16(29000 + 8 * grey.astype(int))).save(path.with_suffix(".png"))
+        path.unlink()
+    return tmp_path / "my_data"
+
+
+def own_words(own, *more):
+    return cli_args_for(own, "DATASETS.NAMES", "Folder", *more, config=BASELINE)
+
+
+def test_the_model_scales_features_as_its_data_were(own, tmp_path):
+    """By the range that its checkpoint has, for images of the loader of its data and for arrays."""
+    words = own_words(own, "INPUT.RANGES", "[TI=29000:31040]")
+    cfg = load_cfg(words[1], words[2:])
+    samples = read_splits(cfg)["gallery"][:3]
+    images = next(batches(test_loader(cfg, samples))).images
+    arrays = [np.asarray(Image.open(sample.paths[2])) for sample in samples]
+    expected = torch.stack([torch.from_numpy((array - 29000.0) / 2040) for array in arrays])
+    assert (images["TI"][:, 0] / 2 + 0.5 - expected).abs().max() < 1e-6
+    reid = demo_sdtps.load(checkpoint_file(tmp_path / "w.pth", cfg), "MODEL.DEVICE", "cpu")
+    paths = [sample.paths[2] for sample in samples]
+    features = reid.features(ti=arrays)
+    assert np.array_equal(features, reid.features(ti=paths))
+    assert (
+        np.abs(features.values - reid.features(ti=[array - 50 for array in arrays]).values).max()
+        > 1e-3
+    )
+    assert read_ranges(reid.cfg) | {"TI": 0} == {"RGB": PERCENTILES, "NI": PERCENTILES, "TI": 0}
+
+
+@pytest.mark.parametrize("entry", ["TI=5:5", "TI=9", "IR=1:2", "TI=1%:9", "TI=1%:101%", 3])
+def test_a_range_is_stated_in_one_way(entry):
+    with pytest.raises(UserError, match=r"INPUT\.RANGES .* such as TI=27315:31315"):
+        load_cfg(None, ["INPUT.RANGES", f"[{entry}]"])
+
+
+def test_the_data_have_their_name_whatever_they_are_read_as(own, tiny_root):
+    for root, name, expected in (
+        (tiny_root, "Synthetic", "synthetic pedestrians of python -m synthetic"),
+        (tiny_root, "RGBNT201", "synthetic pedestrians of python -m synthetic"),
+        (own, "Folder", "own images, my_data"),
+        (own, "RGBNT201", "RGBNT201"),
+    ):
+        words = [*own_words(root), "DATASETS.NAMES", name]
+        assert data_name(load_cfg(BASELINE, words[2:])) == expected

@@ -15,12 +15,11 @@ from backbone_cases import (
     path_lengths,
 )
 from numeric import assert_close, generator, shift_seed
-from tiny import CAMERAS, CLASSES, exact, tiny_cfg
+from tiny import CAMERAS, exact, tiny_cfg
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained, resize_position
-from demo_sdtps.modeling.demo import make_model
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -124,38 +123,6 @@ def test_camera_reaches_all_tokens_registers_too(name):
         *4 * (1,),
         scale=float(actual.abs().max()),
     )
-
-
-@pytest.mark.parametrize("name", [DINOV2, EVA02])
-@pytest.mark.parametrize("slim", [False, True], ids=["dense", "slim"])
-def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, slim):
-    """It takes no mask, one dtype, contiguous heads of a multiple of 8 channels, at most 256."""
-    slimming = (
-        "MODEL.SLIM_BLOCKS",
-        "[0,1]",
-        "MODEL.SLIM_KEEP",
-        "[0.5,0.5]",
-        "MODEL.USE_SDTPS",
-        "False",
-    )
-    calls, attention = [], torch.nn.functional.scaled_dot_product_attention
-
-    def watch(query, key, value, *, attn_mask=None, **options):
-        calls.append((query, key, value, attn_mask))
-        return attention(query, key, value, attn_mask=attn_mask, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
-    model = make_model(backbone_cfg(name, *(slimming if slim else ())), CLASSES, CAMERAS)
-    model.backbone.fused_attention = True
-    images = {modality: draw(name) for modality in MODALITIES}
-    with torch.autocast("cpu", torch.bfloat16):
-        model(images, torch.zeros(2, dtype=torch.long))
-    assert len(calls) == len(model.backbone.vit.blocks)
-    for *tensors, mask in calls:
-        assert mask is None
-        for tensor in tensors:
-            assert tensor.dtype == torch.bfloat16 and tensor.stride(-1) == 1
-            assert tensor.shape[-1] % 8 == 0 and tensor.shape[-1] <= 256
 
 
 def test_a_single_camera_needs_no_embedding():

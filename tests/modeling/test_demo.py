@@ -1,5 +1,6 @@
-"""The model: its outputs in training and evaluation, PIFE, what the fusion is given, and where gradients go."""
+"""The model: its outputs, PIFE, what the fusion is given, where gradients go; keys of the configuration; fewer modalities."""
 
+import shlex
 from itertools import product
 
 import pytest
@@ -8,19 +9,27 @@ import torch.nn.functional as F
 from golden_cases import relative_error
 from numeric import assert_close, generator
 from return_patterns import B, C, expected_features, expected_patterns
+from timm.layers import DropPath
 from tiny import (
     CLASSES,
+    CLIP_CONFIG,
+    ENCODER,
     MODEL,
+    PIFE,
     assert_logits,
     clear,
+    clip_model,
     measure_amplification,
     pairs,
     random_images,
+    tiny_cfg,
     tiny_model,
 )
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.evaluation.extraction import extract_patterns
+from demo_sdtps.evaluation.operations import count_macs
+from demo_sdtps.modeling.modalities import SUBSETS, modality_subsets
 
 FUSION = {
     "none": {},
@@ -256,3 +265,134 @@ def test_autocast_leaves_features_in_float32_and_near(opts, near):
 def test_settings_that_fit_no_model_are_refused(opts, message):
     with pytest.raises(UserError, match=message):
         tiny_model(*opts.split())
+
+
+def encode(model, seed=1):
+    return model.forward_features(*random_images(seed))
+
+
+@pytest.mark.parametrize("key", ["MODEL.DROP_OUT", "MODEL.ATT_DROP_RATE", "MODEL.DROP_PATH"])
+@torch.no_grad()
+def test_dropout_of_mlps_and_attention_acts_in_training_only(key):
+    model = tiny_model(key, 0.4)
+    block = model.backbone.vit.blocks[-1]
+    rates = {
+        "MODEL.DROP_OUT": block.mlp.drop2.p,
+        "MODEL.ATT_DROP_RATE": block.attn.attn_drop.p,
+        "MODEL.DROP_PATH": getattr(block.drop_path2, "drop_prob", 0.0),
+    }
+    assert rates == pytest.approx({name: 0.4 if name == key else 0.0 for name in rates})
+    for is_training in (True, False):
+        first, second = (encode(model.train(is_training)).tokens["TI"] for _ in range(2))
+        assert torch.equal(first, second) is not is_training
+
+
+@pytest.mark.parametrize("name", ["test_vit", "eva02_tiny_patch14_224"])
+def test_the_backbone_has_as_many_blocks_as_are_asked_for(name):
+    model = tiny_model("MODEL.TRANSFORMER_TYPE", name, "MODEL.DEPTH", 3)
+    assert len(model.backbone.vit.blocks) == 3
+
+
+def test_clips_tower():
+    """Without the stochastic depth of its configuration."""
+    backbone = clip_model().backbone
+    assert load_cfg(CLIP_CONFIG).MODEL.DROP_PATH > 0
+    assert not any(isinstance(module, DropPath) for module in backbone.modules())
+    assert sum(parameter.numel() for parameter in backbone.vit.parameters()) == 86_140_416
+    assert (backbone.width, backbone.num_patches, tuple(backbone.grid_size)) == (512, 128, (16, 8))
+
+
+@pytest.mark.parametrize(("beta", "by_mlp", "by_guides"), [(0, 1, 0), (0.25, 1, 1), (0.5, 0, 1)])
+@torch.no_grad()
+def test_beta_weighs_the_mlp_and_the_other_modalities(beta, by_mlp, by_guides):
+    model = tiny_model("MODEL.SDTPS_BETA", beta).eval()
+    encoded = encode(model)
+    before = model.select_patches(encoded)["TI"].mask
+    others = {name: torch.randn_like(feature) for name, feature in encoded.global_feats.items()}
+    with_guides = model.select_patches(encoded._replace(global_feats=others))["TI"].mask
+    for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
+        parameter.normal_()
+    assert torch.equal(with_guides, before) == (not by_guides)
+    assert torch.equal(model.select_patches(encoded)["TI"].mask, before) == (not by_mlp)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, {*MODALITIES}), (False, {"NI"})])
+@torch.no_grad()
+def test_whose_choice_follows_the_global_feature_of_a_missing_modality(value, expected):
+    model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", value).eval()
+    encoded = encode(model)
+    missing = {"NI": torch.ones(len(encoded.tokens["NI"]), 1, dtype=torch.bool)}
+    other = {**encoded.global_feats, "NI": torch.randn_like(encoded.global_feats["NI"])}
+    before, after = (
+        model.select_patches(encoded._replace(missing=missing, global_feats=global_feats))
+        for global_feats in (encoded.global_feats, other)
+    )
+    assert expected == {
+        name for name in MODALITIES if not torch.equal(before[name].mask, after[name].mask)
+    }
+
+
+@pytest.mark.parametrize("modalities", [("RGB", "TI"), ("NI",)], ids="+".join)
+@torch.no_grad()
+def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
+    """With the weights of the whole model: each modality's own columns, and HDM's of the subsets that have no other."""
+    options = ("MODEL.HDM", "True", "MODEL.USE_SDTPS", "False")
+    whole, subset_model = (
+        tiny_model(*options, "MODEL.MODALITIES", list(names)).eval().double()
+        for names in (MODALITIES, modalities)
+    )
+    names = [*modality_subsets(modalities)]
+    rows = [list(SUBSETS).index(name) for name in names]
+    weights = whole.state_dict()
+    subset_model.load_state_dict(
+        {
+            name: weights[name][rows] if name.startswith("hdm.") else weights[name]
+            for name in subset_model.state_dict()
+            if not name.startswith("heads.")
+        },
+        strict=False,
+    )
+    images, cameras = random_images(2)
+    images = {name: image.double() for name, image in images.items()}
+    expected, actual = (
+        extract_patterns(whole, images, cameras)[0],
+        extract_patterns(subset_model, {name: images[name] for name in modalities}, cameras)[0],
+    )
+    columns = torch.cat(
+        [expected[1].chunk(3, dim=1)[MODALITIES.index(name)] for name in modalities], dim=1
+    )
+    enhanced = torch.cat([expected[2].chunk(7, dim=1)[row] for row in rows], dim=1)
+    assert_close(actual[1], columns, *ENCODER, *PIFE)
+    assert_close(actual[2], enhanced, *MODEL)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"),
+        ("MODEL.USE_SDTPS", "True"),
+        pytest.param(("MODEL.DIRECT", "0"), marks=pytest.mark.slow),
+        shlex.split("MODEL.SLIM_BLOCKS [0,2] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE saliency"),
+        *(
+            pytest.param(
+                ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", score),
+                marks=pytest.mark.slow,
+            )
+            for score in ("self_supervised",)
+        ),
+    ],
+    ids=lambda opts: opts[-1],
+)
+def test_rgb_alone_costs_one_modality_and_every_weight_of_it_learns(options):
+    one, three = (
+        tiny_model("MODEL.MODALITIES", names, "INPUT.JOINT_AUGMENTATION", "True", *options)
+        for names in ("[RGB]", "[RGB, NI, TI]")
+    )
+    macs = [count_macs(tiny_cfg(), model)[""] for model in (one, three)]
+    assert 2.8 * macs[0] < macs[1]
+    images, cameras = random_images(3)
+    output = one.train()({"RGB": images["RGB"]}, cameras)
+    losses = [logits.square().sum() for logits in output.logits.values()]
+    (sum(losses) + (0 if output.auxiliary is None else output.auxiliary.sum())).backward()
+    idle = [name for name, parameter in one.named_parameters() if parameter.grad is None]
+    assert [name for name in idle if not name.endswith("bottleneck.bias")] == []

@@ -1,11 +1,24 @@
-"""SDTPS against a slow version of itself, what guides the choice, and its errors; test_gumbel.py has the noise."""
+"""SDTPS against a slow version of itself: what guides the choice, its Gumbel noise, and its errors."""
+
+import math
+from functools import lru_cache
 
 import pytest
 import torch
-from sdtps_cases import SHAPES, assert_like_reference, build, draw
+from numeric import shift_seed
+from sdtps_cases import (
+    SHAPES,
+    assert_like_reference,
+    build,
+    draw,
+    flat,
+    random_sum,
+)
 
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling import sdtps
-from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+from demo_sdtps.modeling.sdtps import SDTPS, MultiModalSDTPS, gumbel_noise
+from tests.reference import sdtps as reference
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -56,3 +69,151 @@ def test_wrong_number_of_patches(modality):
     tokens[modality] = tokens[modality][:, :15]
     with pytest.raises(ValueError, match=r"15.*16"):
         module(*tokens, *global_feats)
+
+
+GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
+TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
+SELECTS = pytest.mark.parametrize("select", [False, True], ids=["gradient", "select"])
+
+
+@pytest.mark.parametrize("missing", [(), (1,)], ids=["complete", "NI missing"])
+@SELECTS
+@pytest.mark.parametrize("shape", GUMBEL_SHAPES, ids=str)
+def test_values_and_gradients_with_gumbel(shape, select, missing):
+    assert_like_reference(*shape, select=select, missing=missing)
+
+
+@pytest.mark.parametrize("is_cast", [False, True], ids=["autocast", "cast"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@TAUS
+def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
+    """To the last bit, in half precision too, under autocast and with the weights and tokens in that type; and gradients
+    stay finite there."""
+    plain, gumbel = (
+        build(11, 16, 20, 0.5, 0.4, 0.25, use_gumbel, tau) for use_gumbel in (False, True)
+    )
+    tokens, global_feats = draw(12, 3, 16, 20)
+    if is_cast:
+        plain, gumbel = plain.to(precision), gumbel.to(precision)
+        tokens, global_feats = (
+            [tensor.detach().to(precision).requires_grad_() for tensor in tensors]
+            for tensors in (tokens, global_feats)
+        )
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32 and not is_cast):
+        expected, actual = plain(*tokens, *global_feats), gumbel(*tokens, *global_feats)
+    for one, other in zip(expected, actual, strict=True):
+        assert torch.equal(one, other) and one.dtype == other.dtype
+    for slimmed in actual[:3]:
+        assert slimmed.dtype == tokens[0].dtype
+    for mask in actual[3:]:
+        assert mask.requires_grad
+        assert mask.sum(dim=1).eq(8).all()
+        assert ((mask == 0) | (mask == 1)).all()
+
+    random_sum(15, actual).backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *gumbel.parameters()))
+
+
+@lru_cache
+def gradient_norms(*gumbel):
+    """Norms of the gradients at the tokens and at the score MLP, each over 8 batches together."""
+    at_tokens, at_scorers = [], []
+    for seed in range(8):
+        module = build(seed, 16, 20, 0.5, 0.4, 0.25, *gumbel)
+        tokens, global_feats = draw(seed + 100, 3, 16, 20)
+        torch.manual_seed(shift_seed(seed + 200))
+        random_sum(seed + 300, module(*tokens, *global_feats)[:3]).backward()
+        at_tokens += [tensor.grad for tensor in tokens]
+        at_scorers += [
+            parameter.grad
+            for name, parameter in module.named_parameters()
+            if "score_predictor" in name
+        ]
+    return flat(at_tokens).norm(), flat(at_scorers).norm()
+
+
+@pytest.mark.parametrize("tau", [0.1, 5.0])
+@SELECTS
+def test_gumbel_gradients_keep_their_size(select, tau):
+    """The form that subtracts (1 - D)·1e10 from the logits multiplies them by as much.
+
+    Of several batches, as at tau 0.1 the softmax is almost one patch, which may be one that matters, and its gradient has the
+    factor 1 / tau.
+    """
+    norms = zip(gradient_norms(True, tau, select), gradient_norms(), strict=True)
+    assert all(0.1 < noisy / plain < 10 * max(1, 1 / tau) for noisy, plain in norms)
+
+
+def test_selection_is_sampling_without_replacement():
+    """The patches come one after the other with chances as exp(score) among those left (Plackett and Luce).
+
+    A count of n draws has the standard deviation √(n p (1 - p)); six of them leave one false alarm in 500 million.
+    """
+    draws, patches, keep = 100_000, 5, 2
+    module = build(64, patches, 20, 0.4, 0.5, 0.45, True, select=True)
+    tokens, global_feats = draw(65, 1, patches, 20)
+    by_modality = (dict(zip(MODALITIES, each, strict=True)) for each in (tokens, global_feats))
+    score = SDTPS.forward(module, *by_modality, {})["RGB"].score
+    chances = reference.plackett_luce(score[0].tolist(), keep)
+    assert len(chances) == 20 and sum(chances.values()) == pytest.approx(1)
+
+    def is_near(count, chance):
+        return abs(count - draws * chance) < 6 * math.sqrt(draws * chance * (1 - chance))
+
+    assert not all(is_near(draws / 20, chance) for chance in chances.values()), (
+        "uniform draws are another distribution"
+    )
+
+    torch.manual_seed(shift_seed(66))
+    with torch.no_grad():
+        rows = tokens[0].expand(draws, -1, -1), score.expand(draws, -1)
+        selected, _, masks, places = module.rgb_sparse(*rows)
+    assert torch.equal(selected, tokens[0][0, places])
+    actual = {choice: int((places == torch.tensor(choice)).all(dim=1).sum()) for choice in chances}
+    assert sum(actual.values()) == draws
+    assert all(is_near(actual[choice], chance) for choice, chance in chances.items())
+    for patch in range(patches):
+        first = sum(chance for choice, chance in chances.items() if choice[0] == patch)
+        among = sum(chance for choice, chance in chances.items() if patch in choice)
+        assert is_near(int((places[:, 0] == patch).sum()), first)
+        assert is_near(int(masks[:, patch].sum()), among)
+
+
+@SELECTS
+def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
+    plain, gumbel = (
+        build(26, 16, 20, 0.5, 0.4, 0.25, *more).eval() for more in ((), (True, 1.0, select))
+    )
+    tokens, global_feats = draw(27, 2, 16, 20)
+    torch.manual_seed(shift_seed(28))
+    state = torch.get_rng_state()
+    expected, first, second = (module(*tokens, *global_feats) for module in (plain, gumbel, gumbel))
+    assert torch.equal(torch.get_rng_state(), state)
+    for outputs in (first, second):
+        assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+    assert not any(mask.requires_grad for mask in first[3:])
+
+
+@pytest.mark.parametrize("zeros", ["one", "all"])
+@SELECTS
+def test_an_exponential_draw_of_zero(select, zeros, monkeypatch):
+    """Its noise would be infinite, and the mask and all gradients not a number."""
+    exponential = torch.Tensor.exponential_
+
+    def with_zeros(tensor):
+        exponential(tensor)
+        (tensor if zeros == "all" else tensor[..., 3:4]).zero_()
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "exponential_", with_zeros)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        noise = gumbel_noise(torch.empty(2, 9, dtype=dtype))
+        assert noise.isfinite().all() and noise[:, 3].gt(9).all()
+
+    module = build(68, 16, 20, 0.5, 0.4, 0.25, True, 0.1, select)
+    tokens, global_feats = draw(69, 2, 16, 20)
+    outputs = module(*tokens, *global_feats)
+    random_sum(70, outputs).backward()
+    assert all(tensor.isfinite().all() for tensor in outputs)
+    assert all(mask.sum(dim=1).eq(8).all() for mask in outputs[3:])
+    assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *module.parameters()))

@@ -1,20 +1,25 @@
-"""The plug-in on checkouts of the code bases that it knows: HOSTS=<folder of checkouts> make test-hosts
+"""The plug-in and `demo_sdtps.slim` on checkouts of other code bases: HOSTS=<folder of checkouts> make test-hosts
 
 Each is a folder HOSTS/<name of hosts.HOSTS>; their packages (einops, ftfy, pandas, PyWavelets, regex, scikit-learn,
-seaborn) may be on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there.
+seaborn) may be on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there, and those of
+docs/slim.md to docs/slim_hosts.json.
 """
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from hosts import FIGURES, FOLDER, importing_from
+from hosts import FIGURES, FOLDER, ONE_MODALITY, importing_from
 from tiny import ROOT
 
-from benchmarks.rows import conditions
+from benchmarks.rows import Row, conditions
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.files import write_json
 
@@ -90,3 +95,86 @@ def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
             f"the training loop of {name} reads outputs by fixed places"
             in actual["sdtps"]["refused"]
         )
+
+
+HELPERS, CHECKOUT = ROOT / "tests" / "helpers", os.path.join(os.path.abspath(FOLDER), "DeMo")
+SMALL = shlex.split(
+    "INPUT.SIZE_TRAIN '[64, 32]' INPUT.SIZE_TEST '[64, 32]' DATALOADER.NUM_WORKERS 0"
+)
+RUN = shlex.split(
+    "SOLVER.MAX_EPOCHS 1 SOLVER.LOG_PERIOD 1 SOLVER.IMS_PER_BATCH 8 "
+    "DATALOADER.NUM_INSTANCE 4 TEST.IMS_PER_BATCH 16 MODEL.USE_SDTPS True"
+)
+OFF = ["MODEL.HDM", "False", "MODEL.ATM", "False"]
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Run a program in the checkout → what it prints."""
+    find_checkout("DeMo")
+    environment = importing_from(CHECKOUT, tmp_path)
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", *map(str, words)],
+            cwd=CHECKOUT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_features_are_those_of_our_model(python, tmp_path):
+    """A state dict of the patched model, loaded here and by load_param: patterns 1, 2, 3 of batches of 2 and 3."""
+    python(HELPERS / "host_demo.py", CHECKOUT, tmp_path)
+    text = (tmp_path / "figures.json").read_text()
+    print(text)
+    for setting, actual in json.loads(text).items():
+        assert actual["ours"] < 1e-6 and actual["copy"] == 0 and actual["finite"], setting
+        if not setting.startswith("slimmed"):
+            assert actual["pair"] == [[3, 171], [3, 1536 if "CLIP" in setting else 2304]]
+
+
+@pytest.mark.parametrize("modules", [[], OFF])
+def test_demos_own_loop_and_evaluation(python, tiny_root, tmp_path, modules):
+    """Six steps, the three patterns and a checkpoint of DeMo's own script."""
+    folders = f"--config_file {CHECKOUT}/configs/RGBNT201/DeMo.yml DATASETS.ROOT_DIR {tiny_root}"
+    words = [*folders.split(), "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
+    run = partial(python, HELPERS / "hosts.py")
+    trained = run("train_net.py", *words)
+    losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
+    assert len(losses) >= 5 and all(loss < 100 for loss in losses)
+    assert all(
+        trained.count(f"Current is the {name} feature testing!") == 1
+        for name in ("ori", "moe", "[moe,ori]")
+    )
+    assert (tmp_path / "run" / "DeMobest.pth").is_file()
+    print(losses)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    actual = []
+    yield actual
+    if FIGURES:
+        record = conditions(torch.device("cpu"), False) | {"command": COMMAND}
+        parts = {"slim_hosts": [row._asdict() for row in actual]}
+        write_json(ROOT / "docs" / "slim_hosts.json", record | {"parts": parts})
+
+
+@pytest.mark.parametrize("name", ONE_MODALITY)
+def test_a_code_base_is_found_by_itself(name, rows, tmp_path):
+    """Without a path of its blocks; all kept, and taken off again, it is the model to the last bit."""
+    actual = measure(name, tmp_path)
+    assert actual["keep_all"] == actual["unslimmed"] == 0 < actual["slimmed"]
+    assert actual["training"]["finite"] and actual["training"]["gradients"] > 50
+    before, after = (actual["macs"][what] / 1e9 for what in ("before", "after"))
+    rows.append(Row(f"{name}: operations", before, after, "G", before / after))
+    assert before > 2.5 * after
+    before, after = actual["images_per_second"].values()
+    rows.append(Row("… images per second", before, after, "", after / before))

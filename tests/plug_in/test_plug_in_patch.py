@@ -1,17 +1,38 @@
-"""demo_sdtps.patch and add_config on a model of the miniature of DeMo's checkout (reference/demo_host), in this process."""
+"""demo_sdtps.patch and add_config on a model of the miniature of DeMo's checkout, beside this project's model."""
 
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 import torch
-from numeric import assert_close, shift_seed
-from plug_in_host import CLASSES, PATH, SIZE, WIDTH, equal, features, images, make_replicas, patched
+from choices import margins
+from commands import BASELINE
+from numeric import assert_close, shift_seed, tolerance
+from plug_in_host import (
+    CAMERAS,
+    CLASSES,
+    PATH,
+    SIZE,
+    WIDTH,
+    equal,
+    features,
+    images,
+    make_replicas,
+    patched,
+)
 from sdtps_cases import assert_gradients_equal
+from tiny import pairs
+from torch import nn
 
 import demo_sdtps
-from demo_sdtps.config import get_cfg
+from demo_sdtps.config import get_cfg, load_cfg
+from demo_sdtps.evaluation.extraction import extract_patterns
+from demo_sdtps.modeling import backbones as clip
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
+from demo_sdtps.modeling.checkpoints.names import to_demo
+from demo_sdtps.modeling.demo import make_model, missing_modalities
 
 FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
 SLIMMED = ["MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
@@ -189,3 +210,99 @@ def test_a_backbone_alone_and_a_failed_pass_leave_nothing_behind(build, opts):
     with pytest.raises(KeyError):
         model({"RGB": images(2)["RGB"]}, cam_label=torch.zeros(2, dtype=torch.long))
     assert equal(features(model, images(2)), expected)
+
+
+WHOLE = [128, 64]
+STAGES = ["MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
+ON = ["MODEL.USE_SDTPS", True]
+RATIOS = ["MODEL.SDTPS_SPARSE_RATIO", 0.75, "MODEL.SDTPS_AGGR_RATIO", 0.5, "MODEL.SDTPS_BETA", 0.1]
+OWN = ["MODEL.SLIM_SHARED", False, "MODEL.SLIM_SCORE"]  # a score of the tokens chooses in each call
+
+
+@pytest.fixture
+def ours(monkeypatch, tmp_path):
+    """Our model with the weights of a patched one, by a file as load_param and test_net.py read it; → (cfg, model)."""
+
+    def small(self, cfg):  # CLIP's tower in the miniature's size
+        vit = self._create(
+            cfg, clip.NAME_IN_TIMM, mlp_layer=clip.QuickGELUMlp, embed_dim=64, depth=4, num_heads=2
+        )
+        vit.head = nn.Linear(64, 64, bias=False)
+        return vit
+
+    def load(model, *opts):
+        monkeypatch.setattr(clip.CLIP, "build", small)
+        sizes = ["INPUT.SIZE_TRAIN", WHOLE, "INPUT.SIZE_TEST", WHOLE, "MODEL.STRIDE_SIZE", [16, 16]]
+        clips = ["MODEL.TRANSFORMER_TYPE", "ViT-B-16", "MODEL.PATCH_SIZE", 0, "MODEL.HEAD", 4]
+        cfg = load_cfg(BASELINE, [str(word) for word in (*sizes, *clips, *opts)])
+        torch.save(model.state_dict(), tmp_path / "theirs.pth")
+        actual = make_model(cfg, CLASSES, CAMERAS)
+        load_weights(actual, read_checkpoint(tmp_path / "theirs.pth"))
+        return cfg, actual.eval()
+
+    return load
+
+
+def clear_triplets(model, batch=3):
+    """Images and cameras of which the model keeps patches by scores that differ by more than roundings."""
+    for seed in count(1):
+        inputs = images(batch, seed, WHOLE), torch.arange(batch) % CAMERAS
+        with margins() as actual:
+            features(model, *inputs)
+        if min(actual, default=1) > tolerance(*PATH, *PATH):
+            return inputs
+
+
+@pytest.mark.parametrize(
+    "opts",
+    [
+        [*STAGES, *FUSED],
+        [*STAGES, "MODEL.SLIM_MERGE", False, "MODEL.DIRECT", 0],
+        [*STAGES, *OWN, "saliency", "MODEL.GLOBAL_LOCAL", False],
+        [*STAGES, "TEST.MISS", "rt", *FUSED],
+        [*ON, "MODEL.DIRECT", 0],
+        [*ON, "MODEL.HDM", True, "TEST.MISS", "nt", "MODEL.SDTPS_GUIDE_MISSING", False],
+        [*ON, *RATIOS],
+        [*ON, "MODEL.DIRECT", 0, *FUSED],
+        [*ON, "MODEL.GLOBAL_LOCAL", False, "TEST.MISS", "n"],
+        [*ON, *FUSED, "MODEL.SDTPS_FEEDS_HDM", False],
+    ],
+    ids=lambda opts: " ".join(map(str, opts)),
+)
+def test_features_are_those_of_our_model(host, ours, opts):
+    model = patched(host, WHOLE, *opts)
+    with torch.no_grad():
+        for parameter in model.parameters():  # none is 0 or 1, as some are at the start
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    triplets, cameras = clear_triplets(model)
+    actual = features(model, triplets, cameras)
+    cfg, expected = ours(model, *opts)
+    theirs, by_us = model.state_dict(), to_demo(expected.state_dict())
+    assert {name: tensor.shape for name, tensor in by_us.items()} == {
+        name: tensor.shape for name, tensor in theirs.items()
+    }
+    with torch.no_grad():
+        (patterns,) = extract_patterns(
+            expected, triplets, cameras, [missing_modalities(cfg.TEST.MISS)]
+        )
+    for pattern, feature in zip((1, 2, 3), actual, strict=True):
+        assert_close(feature, patterns[pattern], *PATH, *PATH)
+
+
+def test_gradients_are_those_of_our_model(host, ours):
+    model = patched(host, WHOLE, *STAGES)
+    _, other = ours(model, *STAGES)
+    triplets, cameras = clear_triplets(model, 4)
+    for each in (model, other):
+        output = each.train()(triplets, cam_label=cameras)
+        logits, feature = output if each is model else pairs(output)
+        (logits.square().sum() + feature.square().sum()).backward()
+    theirs = {
+        name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None
+    }
+    gradient = other.backbone.vit.patch_embed.proj.weight.grad
+    assert gradient.norm() > 0
+    assert_close(
+        theirs["BACKBONE.base.conv1.weight"], gradient, *4 * PATH
+    )  # there and back, by both
+    assert all(torch.isfinite(grad).all() for grad in theirs.values()) and len(theirs) > 50
