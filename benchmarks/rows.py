@@ -12,7 +12,7 @@ from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.threads import cpu_cores
-from demo_sdtps.training.record import command, commit, machine, versions
+from demo_sdtps.training.run import command, commit, machine, versions
 
 
 class Row(NamedTuple):

@@ -24,8 +24,7 @@ from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.runtime.files import atomic_write, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
-from demo_sdtps.training.record import FINISHED, RECORD
-from demo_sdtps.training.run import LAST
+from demo_sdtps.training.run import FINISHED, LAST, RECORD
 from studies.report import COSTS, finalists, next_rates, read_result, result_json
 from studies.run import ROOT, Variant
 

@@ -42,7 +42,7 @@ PROGRESS = ("reading images", "verifying images", "extracting features")
 """Titles of progress bars, which may remain in stderr."""
 LONGEST = shlex.split(
     "distributed slim_training report_page table_processes slimming_model release package "
-    "golden_models reproducible demo slim resume calibration search_command "
+    "golden_models runs demo slim resume calibration search_command "
     "fast_model gumbel"
 )
 """Files test_….py that begin first, so that no process has a long one left when the others are done."""

@@ -4,8 +4,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -24,8 +24,6 @@ LAG = 2  # steps after which a loss is read, when a GPU has computed it
 SHOWN = 5  # finite losses that an error reports, the last of which the progress bar shows
 
 logger = logging.getLogger(__name__)
-
-AnyBatch = TypeVar("AnyBatch")
 
 
 class Loss(NamedTuple):
@@ -74,7 +72,7 @@ def fit(
         epoch_sampler(loader).begin(epoch)
         model.train()
         meter, title = Meter(epoch), f"epoch {epoch}/{solver.MAX_EPOCHS}"
-        bar = progress(meter.time(batches(loader)), title, len(loader), unit="batch")
+        bar = progress(batches(loader), title, len(loader), unit="batch")
         for batch in bar:
             result = step(batch.to(run.device))
             if solver.GRAD_CLIP:
@@ -101,7 +99,7 @@ class Meter:
     def __init__(self, epoch: int):
         self.epoch, self.step, self.samples = epoch, 0, 0
         self.totals: dict[str, torch.Tensor] = {}
-        self.seconds = self.waited = 0.0  # the second for data
+        self.began = time.perf_counter()
         self.unread: deque[tuple[int, CPUCopy]] = deque()
         self.losses: deque[float] = deque(maxlen=SHOWN)
 
@@ -128,21 +126,10 @@ class Meter:
                 )
             self.losses.append(loss)
 
-    def time(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
-        """The same batches; the time until each arrives counts as waited."""
-        started = began = time.perf_counter()
-        for batch in batches:
-            arrived = time.perf_counter()
-            self.waited, self.seconds = self.waited + arrived - began, arrived - started
-            yield batch
-            began = time.perf_counter()
-            self.seconds = began - started
-
     def means(self) -> dict[str, float]:
         """Means over the samples so far, by name; waits for a GPU."""
         return {name: float(total) / self.samples for name, total in self.totals.items()}
 
     def speed(self) -> str:
-        """Samples per second, and the share of the time in which data were waited for."""
-        waited = 100 * self.waited / self.seconds
-        return f"{self.samples / self.seconds:.0f} samples/s, waited {waited:.1f} % for data"
+        """Samples per second."""
+        return f"{self.samples / (time.perf_counter() - self.began):.0f} samples/s"

@@ -10,8 +10,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.modeling.demo import DeMo
 
-SHORTFALL = 2 / 3  # of BASE_LR, below which the largest rate of a training is warned of
-
 
 def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
     """Trainable parameters by (learning rate, weight decay): few groups, so that fused updates process many tensors at once."""
@@ -82,20 +80,3 @@ def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRSc
         noise_std=1.0,
         noise_seed=42,
     )
-
-
-def rate_warnings(cfg: CfgNode) -> list[str]:
-    """A warning of the rates of a training that is too short for warm-up and cosine to come near SOLVER.BASE_LR."""
-    solver, rates = cfg.SOLVER, []
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], solver.BASE_LR)
-    scheduler = make_scheduler(cfg, optimizer)
-    for epoch in range(1, solver.MAX_EPOCHS + 1):
-        scheduler.step(epoch)
-        rates.append(optimizer.param_groups[0]["lr"])
-    if max(rates) >= SHORTFALL * solver.BASE_LR:
-        return []
-    return [
-        f"WARNING: the learning rate is {max(rates):.2g} at most and {rates[-1]:.2g} in the last epoch, of SOLVER.BASE_LR "
-        f"{solver.BASE_LR:.2g}, by SOLVER.MAX_EPOCHS {solver.MAX_EPOCHS} and SOLVER.WARMUP_ITERS {solver.WARMUP_ITERS}; train "
-        "longer, or lower the warm-up."
-    ]

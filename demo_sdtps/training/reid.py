@@ -1,7 +1,8 @@
-"""Training of re-identification: `train`, which joins data, model, loss and optimisers, the loss of a batch, and the evaluation
-after an epoch (docs/method.md)."""
+"""Training of re-identification: `train`, which joins data, model, loss and optimisers, the loss of a batch, the teacher whose
+logits it may follow (distillation), and the evaluation after an epoch (docs/method.md)."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,9 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from yacs.config import CfgNode
 
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.common import IMAGE_KEYS
+from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.datasets import (
     SPLITS,
     Sample,
@@ -23,18 +27,23 @@ from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.loaders import Batch, train_loader
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, reid_record, reid_table
-from demo_sdtps.modeling.checkpoints.loading import CLASSES, read_checkpoint, start_from
+from demo_sdtps.modeling.checkpoints.loading import (
+    CLASSES,
+    load_weights,
+    read_checkpoint,
+    start_from,
+)
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.demo import DeMo, make_model, missing_modalities
 from demo_sdtps.modeling.losses import TrainingOutput, make_center_losses, total_loss
-from demo_sdtps.modeling.precision import compile_model
+from demo_sdtps.modeling.precision import check_finite, compile_model
 from demo_sdtps.runtime.device import set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
+from demo_sdtps.runtime.files import sha256
 from demo_sdtps.runtime.gpu import can_record
 from demo_sdtps.training import optim
 from demo_sdtps.training.loop import Loss, fit
 from demo_sdtps.training.run import LAST, PART, Evaluation, digest_lines, file_lines, open_run
-from demo_sdtps.training.teacher import Teacher, read_teacher
 
 
 class Trained(NamedTuple):
@@ -90,10 +99,9 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
                 f"{cfg.DATASETS.NAMES}: {sizes}",
                 *completeness(cfg, splits),
                 origin,
-                *(teacher.notes if teacher else ()),
+                *([teacher.note] if teacher else []),
                 *([f"best.pth is chosen by the split {VALIDATION}"] if held_out else []),
                 *data_warnings(cfg, splits, data["patterns"].matched),
-                *optim.rate_warnings(cfg),
             ],
             about={
                 "num_class": classes,
@@ -114,6 +122,24 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
             can_record=all(can_record(each, run.device) for each in models),
         )
         return Trained(run.records, model.eval())
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model in evaluation mode, whose logits by some of its heads are followed."""
+
+    cfg: CfgNode
+    model: DeMo
+    heads: Sequence[str]
+    digest: str = ""  # of its file, SHA-256
+    note: str = ""  # for the log
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Logits (B, K) by head of a batch, and of the other processes' batches after each other."""
+        encoded = self.model.forward_features(batch.images, batch.cameras)
+        features = self.model.forward_head(encoded)
+        return {name: all_gather(self.model.heads[name](features[name])) for name in self.heads}
 
 
 class ReIDLoss(nn.Module):
@@ -164,6 +190,50 @@ def load_start(cfg: CfgNode, model: DeMo, class_digest: str) -> str:
         start = read_checkpoint(cfg.TEST.WEIGHT)
         return start_from(model, start, start.origin.get(CLASSES) == class_digest)
     return load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+
+
+def read_teacher(
+    cfg: CfgNode, student: DeMo, device: torch.device, class_digest: str
+) -> Teacher | None:
+    """The model of MODEL.TEACHER on a device, None for none, for a training of `student` on classes with this digest. Raises
+    `UserError` where its classes are others, it reads images of another kind, or it has none of the heads."""
+    if not cfg.MODEL.TEACHER:
+        return None
+    checkpoint = read_checkpoint(cfg.MODEL.TEACHER)
+    path = f"MODEL.TEACHER {checkpoint.path}"
+    if not checkpoint.config:
+        raise UserError(
+            f"{path} holds no configuration (bare weights and DeMo's checkpoints have none); give one that "
+            "demo-sdtps train wrote."
+        )
+    trained = load_cfg(StoredText(checkpoint.path, checkpoint.config))
+    before, now = flatten(trained), flatten(cfg)
+    for key in IMAGE_KEYS:
+        if before[key] != now[key]:
+            raise UserError(
+                f"{key} is {now[key]}, but {path} was trained with {before[key]}; make them equal, or give another "
+                "teacher."
+            )
+    if checkpoint.origin.get(CLASSES) != class_digest:
+        raise UserError(
+            f"{path} was trained on other identities, images of them or cameras than those at {cfg.DATASETS.ROOT_DIR}; give "
+            "a teacher that was trained on these, or none."
+        )
+    check_finite(f"The weights of {path}", checkpoint.model.values())
+    with torch.random.fork_rng(devices=[]):  # the training draws what one without a teacher draws
+        model = make_model(trained, checkpoint.num_class, checkpoint.camera_num)
+    heads = [name for name in student.heads if name in model.heads]
+    if not heads:
+        raise UserError(
+            f"{path} has none of the model's heads ({', '.join(student.heads)}, not {', '.join(model.heads)}); "
+            "give a teacher with one of them (MODEL.DIRECT, HDM, USE_SDTPS)."
+        )
+    load_weights(model, checkpoint)
+    model.to(device).eval().requires_grad_(False)
+    if cfg.MODEL.COMPILE:
+        compile_model(model, device)
+    note = f"the teacher is {checkpoint.path}, of the heads {', '.join(heads)}"
+    return Teacher(trained, model, heads, sha256(checkpoint.path), note)
 
 
 def class_digest(cfg: CfgNode, samples: Sequence[Sample]) -> str:

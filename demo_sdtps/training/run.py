@@ -1,11 +1,19 @@
-"""A run: which one OUTPUT_DIR holds, what it writes there, and how it is continued (docs/develop.md, "Reliability")."""
+"""A run: which one OUTPUT_DIR holds, what it writes there, and how it is continued (docs/develop.md, "Reliability"). run.json
+says what a run was made with (command, seed, commit, versions, machine), how it ended, and when it was continued."""
 
 import logging
 import os
+import platform
 import random
+import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timezone
 from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,20 +24,29 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.keys import Schema
-from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten
+from demo_sdtps.config.common import COMMAND
+from demo_sdtps.config.keys import DEMO_SCHEMA, Schema
+from demo_sdtps.config.load import StoredText, flatten
+from demo_sdtps.datasets.images import left_out
 from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
 from demo_sdtps.modeling.checkpoints.names import load_file
 from demo_sdtps.runtime.device import choose_device, choose_precision, log_to, set_seed
-from demo_sdtps.runtime.distributed import all_gather_object, check_equal, is_main, rank
+from demo_sdtps.runtime.distributed import (
+    all_gather_object,
+    check_equal,
+    is_main,
+    rank,
+    world_size,
+)
 from demo_sdtps.runtime.files import LOCK, atomic_write, lock_file, write_json
-from demo_sdtps.training.record import FINISHED, record_run, restore_threads
+from demo_sdtps.runtime.threads import threads_by_user
 
 LAST, BEST, CONFIG, LOG = "last.pth", "best.pth", "config.yml", "log.txt"
-RUN_FILES = (METRICS, LAST, BEST, RECORD, LOG, "events.out.tfevents.*", ".*.part", CONFIG)
-"""Patterns of a run's files. config.yml is the last: a start that is killed while it removes them leaves a folder in which
-RESUME auto starts the same run."""
+RUN_FILES = (METRICS, LAST, BEST, RECORD, LOG, CONFIG, "events.out.tfevents.*", ".*.part")
+FINISHED = "finished"  # status of a run in run.json
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 
 RESUMABLE_KEYS = {
     *("OUTPUT_DIR", "RESUME"),  # the run's folder
@@ -149,7 +166,7 @@ class Run:
         self.output.mkdir(parents=True, exist_ok=True)
         # of a run that is continued what a killed process has left half-written
         unfinished = self.output.glob(".*.part")
-        for file in run_files(self.output) if self.state is None else unfinished:
+        for file in _run_files(self.output) if self.state is None else unfinished:
             file.unlink()
         with atomic_write(self.output / CONFIG) as temporary:
             temporary.write_text(self.cfg.dump(), encoding="utf-8")
@@ -231,75 +248,46 @@ class Run:
 
 
 def read_last(cfg: CfgNode, overwrite: bool, schema: Schema) -> Mapping | None:
-    """The content of last.pth in OUTPUT_DIR where that run is continued, None to start one there."""
-    output = Path(cfg.OUTPUT_DIR)
-    files = run_files(output)
-    for key in ("TEST.WEIGHT", "MODEL.TEACHER"):
-        weights = flatten(cfg).get(key)
-        path = Path(str(weights)).resolve()
-        if weights and output.resolve() in (path, path.parent):
-            raise UserError(
-                f"OUTPUT_DIR {output} has {key} {weights} among the files that it replaces; give another OUTPUT_DIR."
-            )
-    if cfg.RESUME != "no":
-        if overwrite:
-            raise UserError(
-                f"OUTPUT_DIR {output} is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out."
-            )
-        if output / LAST in files:
-            return _read_state(cfg, output / LAST, schema)
-        if cfg.RESUME == "yes" and not files:
-            raise UserError(
-                f"OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct it, or set RESUME to auto to start one."
-            )
-        if cfg.RESUME == "auto" and _is_begun(cfg, output, schema):
-            # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
-            logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
-            return None
-    if files and not overwrite:
-        resume = ", or RESUME yes to continue it" if output / LAST in files else " without RESUME"
+    """The content of last.pth in OUTPUT_DIR where that run is continued, None to start one there. Raises `UserError` where
+    another key than RESUMABLE_KEYS differs from the run's."""
+    output, path = Path(cfg.OUTPUT_DIR), Path(cfg.OUTPUT_DIR, LAST)
+    if cfg.RESUME != "no" and overwrite:
         raise UserError(
-            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another, or pass --overwrite{resume}."
+            f"OUTPUT_DIR {output} is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out."
         )
-    return None
-
-
-def run_files(output: Path) -> list[Path]:
-    """What is in the folder under the names of a run's files."""
-    return [path for pattern in RUN_FILES for path in sorted(output.glob(pattern))]
-
-
-def _read_state(cfg: CfgNode, path: Path, schema: Schema) -> Mapping:
-    """The content of last.pth; refused where another key than RESUMABLE_KEYS differs from the run's."""
+    files = [] if overwrite else _run_files(output)
+    if cfg.RESUME == "auto" and not path.exists():
+        # one that was killed before its first checkpoint has nothing to lose
+        files = files if read_run(output).get("status", FINISHED) == FINISHED else []
+    if cfg.RESUME == "no" and files:
+        raise UserError(
+            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another, or pass --overwrite to replace it, or "
+            "RESUME yes to continue it."
+        )
+    if not files and cfg.RESUME != "yes":
+        return None
     try:
-        state = load_file(path)
+        state = load_file(path) if path.exists() else None
     except ValueError:
         state = None
     if not isinstance(state, Mapping) or "digest" not in state:
         raise UserError(
-            f"The run in {path} cannot be continued: the file is damaged, of an older version, or holds weights alone; start "
-            "it again with --overwrite and without RESUME, or choose another OUTPUT_DIR."
+            f"The run in OUTPUT_DIR {output} cannot be continued: {path} is missing, damaged, of an older version, or holds "
+            "weights alone; start it again with --overwrite and without RESUME, or choose another OUTPUT_DIR."
         )
     before, now = flatten(load_cfg(StoredText(path, state["config"]), (), schema)), flatten(cfg)
-    for key in _changed_keys(before, now):
-        raise UserError(
-            f"{key} is {now[key]!r}, but the run in {path} was started with {before[key]!r}; to continue it, give the values "
-            "that it has (config.yml beside it), or choose another OUTPUT_DIR."
-        )
+    for key in sorted(now):
+        if key not in RESUMABLE_KEYS and before[key] != now[key]:
+            raise UserError(
+                f"{key} is {now[key]!r}, but the run in {path} was started with {before[key]!r}; to continue it, give the "
+                "values that it has (config.yml beside it), or choose another OUTPUT_DIR."
+            )
     return state
 
 
-def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
-    """Whether the folder holds the start of the same run, which has not finished."""
-    with suppress(UserError):  # not a run's configuration
-        changes = _changed_keys(flatten(load_cfg(output / CONFIG, (), schema)), flatten(cfg))
-        return not changes and read_run(output).get("status") != FINISHED
-    return False
-
-
-def _changed_keys(before: Mapping, now: Mapping) -> list[str]:
-    """Keys, but RESUMABLE_KEYS, whose values differ."""
-    return [key for key in sorted(now) if key not in RESUMABLE_KEYS and before[key] != now[key]]
+def _run_files(output: Path) -> list[Path]:
+    """What is in the folder under the names of a run's files."""
+    return [path for pattern in RUN_FILES for path in sorted(output.glob(pattern))]
 
 
 def file_lines(root: str, paths: Iterable[str]) -> list[str]:
@@ -332,3 +320,99 @@ def set_random_states(states: Mapping) -> None:
     if torch.cuda.is_available():
         for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(state, device)
+
+
+@contextmanager
+def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]:
+    """Context manager: write run.json at the start, and status and seconds at the end. It is separate from metrics.json, which
+    depends on the seed alone. The record of a run that is continued after `epoch`, above 0, stays as it was at its start, with
+    an entry for every time that it is continued, and a warning where versions or the machine are others."""
+    path = Path(cfg.OUTPUT_DIR) / RECORD
+    now: dict[str, Any] = {
+        "command": command(),
+        **commit(),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions(device),
+        "machine": machine(device),
+    }
+    record = {"status": "running", "seed": cfg.SOLVER.SEED, **now}
+    if left_out:
+        record["left_out"] = dict(left_out)
+    if epoch:
+        before = read_run(path.parent)
+        differences = [
+            f"{name} {was} (now {now[section].get(name)})"
+            for section in ("versions", "machine")
+            for name, was in (before.get(section) or {}).items()
+            if name != "device" and was != now[section].get(name)
+        ]
+        if differences:
+            logger.warning("numbers may differ, as the run started with %s", ", ".join(differences))
+        resumptions = [*(before.get("resumptions") or []), {"epoch": epoch, **now}]
+        record = record | before | {"status": "running", "resumptions": resumptions}
+        record = {name: value for name, value in record.items() if name not in ("error", "seconds")}
+    started = time.perf_counter()
+    write_json(path, record)
+    ended: dict[str, object] = {"status": FINISHED}
+    try:
+        yield
+    except KeyboardInterrupt:
+        ended = {"status": "stopped"}
+        raise
+    except Exception as error:
+        ended = {"status": "failed", "error": str(error)}
+        raise
+    finally:
+        with suppress(UserError):  # on a full disk, which the checkpoint's own error has reported
+            write_json(path, record | ended | {"seconds": time.perf_counter() - started})
+
+
+def restore_threads(output: Path) -> None:
+    """Compute with as many threads as the run in `output` started with, unless the user has set their number: sums come out
+    differently with another one. Processes of torchrun divide the cores in any case."""
+    threads = (read_run(output).get("machine") or {}).get("threads") or 0
+    if threads > 0 and world_size() == 1 and not threads_by_user():
+        torch.set_num_threads(threads)
+
+
+def command() -> str:
+    """The command line of this process, quoted for a shell."""
+    _, *words = sys.orig_argv
+    if words and Path(words[0]).name == COMMAND:
+        return shlex.join([COMMAND, *words[1:]])
+    return shlex.join(["python", *words])
+
+
+def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
+    """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
+    # --git-dir: an installed package may be inside the repository of another project
+    git = ("git", f"--git-dir={root / '.git'}", f"--work-tree={root}")
+    try:
+        revision, changes = (
+            subprocess.check_output([*git, *words], stderr=subprocess.DEVNULL, text=True)
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "changed": None}
+    return {"commit": revision.strip(), "changed": bool(changes)}
+
+
+def versions(device: torch.device) -> dict[str, str | None]:
+    """Versions of Python and of the packages that affect the numbers."""
+    packages: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    return packages | ({"cuda": torch.version.cuda} if device.type == "cuda" else {})
+
+
+def machine(device: torch.device) -> dict[str, str | int]:
+    """The properties of the machine that affect rounding."""
+    is_gpu = device.type == "cuda"
+    return {
+        "device": str(device),
+        "name": torch.cuda.get_device_name(device) if is_gpu else platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "processes": world_size(),
+    }

@@ -15,7 +15,6 @@ from PIL import Image
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.modeling.demo import make_model
-from demo_sdtps.training.record import commit
 from vit_slim import Score
 
 PARTS = ["vit_slim", "demo_sdtps", "seps", "synthetic", "benchmarks", "studies"]
@@ -164,11 +163,6 @@ def test_loading_processes_that_are_spawned_find_the_package(tiny_root, tmp_path
     words = cli_args_for(tiny_root, *RUN, "DATALOADER.NUM_WORKERS", "1")
     done = python(program, ROOT / "train_net.py", *words, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
-
-
-def test_a_run_of_an_installed_package_names_no_commit_of_the_users_project(tmp_path):
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    assert commit(tmp_path / "site-packages" / "demo_sdtps") == {"commit": None, "changed": None}
 
 
 @pytest.mark.parametrize(

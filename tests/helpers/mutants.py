@@ -22,7 +22,7 @@ from typing import NamedTuple
 import yaml
 
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.record import commit
+from demo_sdtps.training.run import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST, JSON = ROOT / "tests" / "mutants.yml", Path("runs/mutants.json")

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.record import commit
+from demo_sdtps.training.run import commit
 from tools.tables import seeds
 
 LOG = Path("runs/seeds.log")

@@ -1,12 +1,20 @@
-"""A run from start to end as a user types it."""
+"""A run from start to end as a user types it: its files, what it records, and one seed, which gives one run to the last bit."""
 
+import json
+import platform
+import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
+import timm
 import torch
 from commands import (
     COLUMNS,
     CONFIG,
+    ONE_LINE,
+    ROOT,
     cli_args_for,
     contents,
     load_records,
@@ -20,8 +28,11 @@ from numeric import assert_close
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from demo_sdtps.commands import test as test_net
+from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.demo import make_model
+from demo_sdtps.training.run import command as command_line
+from demo_sdtps.training.run import commit
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -103,18 +114,14 @@ def test_log_and_tensorboard_tell_what_metrics_tell(run_folder):
     assert_close(board.Scalars("train/loss")[-1].value, last["loss"], 1)
     for name, value in last["losses"].items():
         assert_close(board.Scalars(f"train/loss/{name}")[-1].value, value, 1)
-        assert f"{name} {value:.3f}" in log
+        assert f"{name} {value:.4g}" in log
 
 
-@pytest.mark.parametrize(
-    "opts",
-    [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
-    ids=["as in training", "otherwise"],
-)
 def test_the_test_command_gives_the_last_record_however_images_are_loaded(
-    run_folder, tmp_path, success, opts
+    run_folder, tmp_path, success
 ):
-    words = ("--weight", run_folder / "last.pth", "--json", tmp_path / "x.json", *opts)
+    loading = ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")
+    words = ("--weight", run_folder / "last.pth", "--json", tmp_path / "x.json", *loading)
     stdout = success(test_net.main, *words)
     actual = read_scores(tmp_path / "x.json")
     assert actual == near(load_records(run_folder)[-1]["patterns"])
@@ -131,3 +138,77 @@ def test_an_earlier_run_is_replaced_where_asked(run_folder, tiny_root, tmp_path)
     after = contents(output)
     assert not [name for name, data in after.items() if before.get(name) == data]
     assert sum(name.startswith("events.") for name in after) == 1
+
+
+# One seed, one run
+
+
+def test_the_same_seed_gives_the_same_run_to_the_last_bit(tiny_root, tmp_path):
+    """Whether one process loads and keeps the images, or two load them and keep none."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    gumbel = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
+    loading = ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no")
+    for number, (output, more) in enumerate(((first, ()), (second, loading))):
+        torch.manual_seed(number)
+        words = cli_args_for(tiny_root, *gumbel, "SOLVER.SEED", "2", *more, "OUTPUT_DIR", output)
+        assert call(words) == 0
+    assert (first / "metrics.json").read_bytes() == (second / "metrics.json").read_bytes()
+    weights, others = (
+        torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (first, second)
+    )
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(value, others[key]) for key, value in weights.items())
+
+
+# What a run was made with
+
+
+def test_a_run_records_what_it_was_made_with(run_folder):
+    record = json.loads((run_folder / "run.json").read_text())
+    assert record["status"] == "finished" and record["seconds"] > 0 and "error" not in record
+    assert record["seed"] == 1111 and record["commit"] == commit(ROOT)["commit"]
+    versions = record["versions"]
+    assert versions["python"] == platform.python_version()
+    for package in (torch, timm):
+        assert versions[package.__name__].split("+")[0] == package.__version__.split("+")[0]
+    threads = torch.get_num_threads()
+    assert record["machine"]["device"] == "cpu" and record["machine"]["threads"] == threads
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("python3.11 train_net.py 'two words'", "python train_net.py 'two words'"),
+        ("/bin/python -m demo_sdtps.commands train", "python -m demo_sdtps.commands train"),
+        ("/bin/python /venv/bin/demo-sdtps train a=b", "demo-sdtps train a=b"),
+    ],
+)
+def test_the_command_is_recorded_as_it_was_started(monkeypatch, words, expected):
+    monkeypatch.setattr(sys, "orig_argv", shlex.split(words))
+    assert command_line() == expected
+
+
+def test_the_commit_of_a_checkout(tmp_path):
+    def git(*words):
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        return subprocess.check_output(["git", "-C", tmp_path, *identity, *words], text=True)
+
+    assert commit(tmp_path) == {"commit": None, "changed": None}
+    (tmp_path / "one.py").write_text("width = 1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "A model")
+    revision = git("rev-parse", "HEAD").strip()
+    assert len(revision) == 40 and commit(tmp_path) == {"commit": revision, "changed": False}
+    (tmp_path / "one.py").write_text("width = 2")
+    assert commit(tmp_path) == {"commit": revision, "changed": True}
+    # of an installed package inside it
+    assert commit(tmp_path / "site-packages") == {"commit": None, "changed": None}
+
+
+def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
+    cli_args = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
+    code, _, stderr = command(train_net.main, *cli_args)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert code == 2 and stderr.splitlines()[-1] == f"{ONE_LINE}{record['error']}"
+    assert record["status"] == "failed" and record["seconds"] > 0
