@@ -14,6 +14,7 @@ import torch
 from numeric import shift_seed, tolerance
 from tiny import MODEL
 
+from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.modeling.demo import make_model
 
@@ -173,6 +174,19 @@ def checkpoint_file(path, cfg, classes=6, cameras=4):
     model.backbone.camera_embedding.data.normal_()
     save_checkpoint(path, cfg, model, 1)
     return path
+
+
+def make_run(folder, root, *opts, config=CONFIG):
+    """A finished run of an untrained model, as a training leaves it → the folder."""
+    cfg = load_cfg(
+        config, ["DATASETS.ROOT_DIR", str(root), *SMALL, "OUTPUT_DIR", str(folder), *opts]
+    )
+    torch.manual_seed(shift_seed(cfg.SOLVER.SEED))
+    save_checkpoint(folder / "last.pth", cfg, make_model(cfg, 6, 8), 2)
+    (folder / "config.yml").write_text(cfg.dump())
+    untrained = {"epoch": 0, "patterns": EPOCH["patterns"]}
+    (folder / "metrics.json").write_text(json.dumps([untrained, EPOCH, EPOCH | {"epoch": 2}]))
+    return folder
 
 
 def weights_file(path, cfg, dataset="Synthetic"):

@@ -248,35 +248,24 @@ def published(name, make=factory, views=1, **inputs):
 
 
 HOSTS = {
-    "DeMo": published("DeMo", img_path=FILES),
-    "UGG-ReID": published("UGG", partial(factory, "modeling.make_model_ugg")),
-    "MFRNet": published("MFRNet", img_path=FILES),
-    "TOP-ReID": published("TOP-ReID", from_imagenet),
-    "MambaPro": published("MambaPro", from_imagenet),
-    "Signal": signal,
-    "MDReID": published("MDReID", img_path=FILES),
-    "IDEA": published("IDEA"),
-    "STMI": stmi,
-    "HAPE": hape,
-    "UPCL": upcl,
-    "EDITOR": published("EDITOR", from_imagenet, views=0),
+    "DeMo": ("924973292/DeMo b4f323a", published("DeMo", img_path=FILES)),
+    "UGG-ReID": (
+        "wanxixi11/UGG-ReID eaf1e8e",
+        published("UGG", partial(factory, "modeling.make_model_ugg")),
+    ),
+    "MFRNet": ("stone96123/MFRNet ec54a13", published("MFRNet", img_path=FILES)),
+    "TOP-ReID": ("924973292/TOP-ReID 921dd7c", published("TOP-ReID", from_imagenet)),
+    "MambaPro": ("924973292/MambaPro 6dc4cb7", published("MambaPro", from_imagenet)),
+    "Signal": ("010129/Signal 18a162d", signal),
+    "MDReID": ("stone96123/MDReID f2026e8", published("MDReID", img_path=FILES)),
+    "IDEA": ("924973292/IDEA 4e65520", published("IDEA")),
+    "STMI": ("young6man/STMI 27a74bb", stmi),
+    "HAPE": ("xiaozhou-alt/HAPE e8d505c", hape),
+    "UPCL": ("ZhouZhongao/UPCL c2c01c2", upcl),
+    "EDITOR": ("924973292/EDITOR 473cab6", published("EDITOR", from_imagenet, views=0)),
 }
-"""Of those that refuse both token pruning and SDTPS (IDEA, MambaPro, EDITOR) no forward is run."""
-COMMITS = {
-    "DeMo": "924973292/DeMo b4f323a",
-    "UGG-ReID": "wanxixi11/UGG-ReID eaf1e8e",
-    "Signal": "010129/Signal 18a162d",
-    "MFRNet": "stone96123/MFRNet ec54a13",
-    "MDReID": "stone96123/MDReID f2026e8",
-    "IDEA": "924973292/IDEA 4e65520",
-    "STMI": "young6man/STMI 27a74bb",
-    "TOP-ReID": "924973292/TOP-ReID 921dd7c",
-    "MambaPro": "924973292/MambaPro 6dc4cb7",
-    "HAPE": "xiaozhou-alt/HAPE e8d505c",
-    "UPCL": "ZhouZhongao/UPCL c2c01c2",
-    "EDITOR": "924973292/EDITOR 473cab6",
-}
-"""Repository and commit for which the plug-in was made."""
+"""Repository and commit for which the plug-in was made, and how a run is made. Of those that refuse both token pruning and
+SDTPS (IDEA, MambaPro, EDITOR) no forward is run."""
 
 
 def clip_reid():
@@ -419,10 +408,11 @@ def measure(name):
     if name in ONE_MODALITY:
         slim = lambda model, keep: demo_sdtps.slim(model, (0, 4), keep)  # noqa: E731
         return with_slimming(ONE_MODALITY[name](), slim, 1)
-    run = HOSTS[name]()
+    commit, make = HOSTS[name]
+    run = make()
     demo_sdtps.add_config(run.cfg)
     slim = lambda model, keep: patch(run, model, **SLIMMED | {"SLIM_KEEP": keep})  # noqa: E731
-    origin = {"host": name, "commit": COMMITS[name]}
+    origin = {"host": name, "commit": commit}
     return {**origin, **with_slimming(run, slim, 3), "sdtps": with_sdtps(run)}
 
 

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from commands import SMALL
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config.cli import run
@@ -79,17 +80,13 @@ def assert_same(reference, output):
         assert not [
             key
             for key, value in one.items()
-            if key != "/config" and not equal(value, other[key])  # which has the folder
+            if key != "['config']" and not equal(value, other[key])  # which has the folder
         ], name
 
 
-def leaves(content, name=""):
+def leaves(content):
     """Tensors, numbers and texts in nested mappings and sequences, with their paths."""
-    if isinstance(content, (dict, list, tuple)):
-        for key, value in content.items() if isinstance(content, dict) else enumerate(content):
-            yield from leaves(value, f"{name}/{key}")
-    else:
-        yield name, content
+    return [(keystr(path), value) for path, value in tree_flatten_with_path(content)[0]]
 
 
 def equal(one, other):

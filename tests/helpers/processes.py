@@ -1,6 +1,7 @@
 """Scripts of the project's in processes of their own, and functions of tests in two that are started as torchrun does.
 
 python tests/helpers/processes.py FOLDER FILE FUNCTION WORDS …    FOLDER/<rank>.pth: what a function of a test's file returns
+python tests/helpers/processes.py --gloo WORDS …    train_net.py for processes that share a GPU, where NCCL before 2.30 refuses
 """
 
 import importlib
@@ -14,6 +15,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 
@@ -91,5 +93,22 @@ def main(folder, file, function, *words):
         torch.save(result, Path(folder) / f"{distributed.rank()}.pth")
 
 
+def train_by_gloo():
+    """Train; gloo exchanges the gradients."""
+    import torch.distributed as dist
+
+    from demo_sdtps.commands import train
+    from demo_sdtps.config import cli
+
+    os.environ["LOCAL_RANK"], start = "0", dist.init_process_group
+    with_gloo = lambda backend, **named: start("cpu:gloo,cuda:gloo", **named)  # noqa: E731
+    with mock.patch.object(dist, "init_process_group", with_gloo):
+        cli.run(train.main)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "--gloo":
+        del sys.argv[1]
+        train_by_gloo()
+    else:
+        main(*sys.argv[1:])

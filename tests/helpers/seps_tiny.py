@@ -5,7 +5,6 @@ import shlex
 import sys
 from unittest import mock
 
-import pytest
 import torch
 import transformers
 from commands import ROOT
@@ -71,14 +70,3 @@ def save_bert(folder, **changed):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "star"]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-
-
-def near(recalls, split):
-    """What they may be where they are computed with another rounding, as in other batches: of two candidates whose
-    similarities differ by rounding alone the other one may come first, for an image or a caption."""
-    hit = {"i2t": 100.01 / SIZES[split], "t2i": 100.01 / (CAPTIONS * SIZES[split])}
-    hit["rSum"] = 3 * hit["i2t"]
-    return {
-        column: pytest.approx(value, abs=hit[column.split()[0]])
-        for column, value in recalls.items()
-    }

@@ -1,24 +1,11 @@
 """Files of pretrained weights as they are published, with random numbers."""
 
 import math
-import re
 
-import pytest
 import safetensors.torch
 import timm
 import torch
 from torch import nn
-
-from demo_sdtps.config import UserError
-
-
-def message(action):
-    """The text of the UserError that `action` raises: one sentence on one line."""
-    with pytest.raises(UserError) as caught:
-        action()
-    text = str(caught.value)
-    assert re.fullmatch(r"[^\n]+\.", text)
-    return text
 
 
 def save_torch(content, path):

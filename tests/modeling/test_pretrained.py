@@ -10,9 +10,9 @@ import torch
 from timm.models.vision_transformer import _convert_openai_clip
 from tiny import CAMERAS, tiny_cfg
 from torch import nn
+from triplets import catch_message
 from weight_files import (
     hub_cache,
-    message,
     random_tensors,
     save_archive,
     save_safetensors,
@@ -156,7 +156,7 @@ def test_another_model_of_which_most_fits_is_refused(kind, make, tmp_path):
     torch.save(make(99), tmp_path / "w.pth")
     backbone = real_backbone(kind, 12)
     before = backbone.vit.blocks[0].mlp.fc1.weight.clone()
-    text = message(lambda: load_pretrained(backbone, kind, str(tmp_path / "w.pth")))
+    text = catch_message(lambda: load_pretrained(backbone, kind, str(tmp_path / "w.pth")))
     assert f"another model than {kind}" in text
     # Bit for bit: the backbone's weights are whatever was in memory, also what is not a number.
     after = backbone.vit.blocks[0].mlp.fc1.weight
@@ -247,7 +247,7 @@ def test_a_file_that_does_not_serve_is_named_and_the_backbone_left_as_it_was(tmp
     make(tmp_path / "w.pt")
     backbone = tiny_backbone()
     before = {key: tensor.clone() for key, tensor in backbone.vit.state_dict().items()}
-    text = message(lambda: load_pretrained(backbone, "test_vit", str(tmp_path / "w.pt")))
+    text = catch_message(lambda: load_pretrained(backbone, "test_vit", str(tmp_path / "w.pt")))
     assert str(tmp_path / "w.pt") in text
     after = backbone.vit.state_dict().items()
     assert all(torch.equal(tensor, before[key]) for key, tensor in after)

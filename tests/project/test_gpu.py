@@ -146,8 +146,8 @@ def test_two_processes_train_like_one(gpu, tiny_root, tmp_path):
     words += ["MODEL.DEVICE", gpu.type, "OUTPUT_DIR"]
     assert call([*words, tmp_path / "one"]) == 0
     are_enough = gpu.type == "cpu" or torch.cuda.device_count() > 1
-    script = "train_net.py" if are_enough else "tests/helpers/train_on_one_gpu.py"
-    done = run(*TORCHRUN, script, *words, tmp_path / "two", "MODEL.DIST_TRAIN", "True")
+    script = ["train_net.py"] if are_enough else ["tests/helpers/processes.py", "--gloo"]
+    done = run(*TORCHRUN, *script, *words, tmp_path / "two", "MODEL.DIST_TRAIN", "True")
     assert done.returncode == 0, done.stderr
     for one, two in zip(*(load_records(tmp_path / name) for name in ("one", "two")), strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=ROUNDED["off"])

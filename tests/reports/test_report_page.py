@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from browser import Page, headless, page_data
-from commands import BASELINE, CONFIG, EPOCH, read_scores
-from finished import make_run
+from commands import BASELINE, CONFIG, EPOCH, make_run, read_scores
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
 from PIL import Image

@@ -1,8 +1,7 @@
 """demo-sdtps report without a page: the tables of the runs."""
 
 import pytest
-from commands import parse_table, read_scores, table_rows
-from finished import make_run
+from commands import make_run, parse_table, read_scores, table_rows
 
 from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net

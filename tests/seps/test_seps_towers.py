@@ -11,7 +11,8 @@ import transformers
 from numeric import assert_close, shift_seed
 from seps_tiny import cfg_for, save_bert
 from tiny import ENCODER, WIDTH
-from weight_files import message, save_torch
+from triplets import catch_message
+from weight_files import save_torch
 
 from seps.model import ImageTower, TextTower, load_tokenizer, make_seps
 
@@ -126,7 +127,7 @@ def test_padded_words_change_nothing(bert, garbage):
 )
 def test_what_does_not_fit_is_one_sentence(bert, opts, reason):
     cfg = cfg_with(bert, *opts)
-    assert reason in message(lambda: (make_seps(cfg), load_tokenizer(cfg)))
+    assert reason in catch_message(lambda: (make_seps(cfg), load_tokenizer(cfg)))
 
 
 # The whole model
