@@ -111,7 +111,7 @@ def run_torch(model: DeMo, transform: Transform, images: np.ndarray) -> torch.Te
 
 
 def run_file(model: ExportedModel, images: np.ndarray) -> np.ndarray:
-    return model.features([[image] for image in images], [model.cameras] * len(images))
+    return model.run(model.inputs([[image] for image in images], [model.cameras] * len(images)))
 
 
 def runtime_versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets.loaders import collated_batches
-from demo_sdtps.evaluation.extraction import prepare_evaluation
+from demo_sdtps.evaluation.protocol import prepare_evaluation
 from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.modeling.checkpoints.loading import fill_model, read_weights
 from demo_sdtps.modeling.precision import check_features, check_finite, evaluating

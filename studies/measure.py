@@ -26,7 +26,7 @@ from demo_sdtps.config import cli
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import batches, test_loader
-from demo_sdtps.evaluation.extraction import load_model_and_data
+from demo_sdtps.evaluation.protocol import load_model_and_data
 from demo_sdtps.modeling.precision import evaluating
 from demo_sdtps.retrieval.calibration import Pairs, fit, label_distances, select_pairs
 from demo_sdtps.retrieval.reid import make_extractor

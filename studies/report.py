@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.protocol import CASES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, markdown_table
 from demo_sdtps.runtime.files import read_json
 

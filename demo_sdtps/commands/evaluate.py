@@ -14,20 +14,19 @@ CLASSES, CAMERAS = 171, 4  # RGBNT201's
 def analyse() -> None:
     parser = flags.config_parser(
         "Write the numbers behind an evaluation: mAP and Rank-1/5/10 by missing modalities, by camera, and of any modalities "
-        "against any, average precision of every query and identity, rank lists, the worst queries, distances of positives "
-        "and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file."
+        "against any, average precision of every query, rank lists, the worst queries, and the features in two dimensions "
+        "(PCA, t-SNE). docs/getting_started.md describes the file."
     )
     flags.add_return_pattern(parser, "features that are analysed")
     cli.add_output(parser, "--json", ".json", required=True, help="write the numbers to this file")
     add_limits(parser)
     arguments, cfg = flags.parse(parser)
     check_extra("demo-sdtps analyse", "report", {"sklearn": "scikit-learn"})
-    from demo_sdtps.evaluation.extraction import load_any_model_and_data
-    from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.evaluation.protocol import load_model_and_data, make_test_data
     from demo_sdtps.evaluation.tables import missing_table, reid_caption
     from demo_sdtps.reports.run_report import analyse
 
-    model, splits = load_any_model_and_data(cfg)
+    model, splits = load_model_and_data(cfg, exported=True)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     content, caption = analyse(cfg, model, data, arguments), reid_caption(cfg, data)
     write_json(arguments.json, {"caption": caption, **content})
@@ -69,7 +68,7 @@ def draw_tokens() -> None:
     cli.add_picture(parser, "tokens.png")
     cli.add_count(parser, "--samples", 8, "triplets, spread over the split")
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.evaluation.extraction import load_model_and_data
+    from demo_sdtps.evaluation.protocol import load_model_and_data
     from demo_sdtps.reports.figures import check_selection, draw_tokens, spread
 
     check_selection(cfg)
@@ -88,11 +87,10 @@ def draw_ranks() -> None:
     cli.add_picture(parser, "ranks.png")
     cli.add_count(parser, "--queries", 4, "queries, spread over the split")
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
-    from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.evaluation.protocol import extract_features, load_model_and_data, make_test_data
     from demo_sdtps.reports.figures import draw_ranks, spread
 
-    model, splits = load_any_model_and_data(cfg)
+    model, splits = load_model_and_data(cfg, exported=True)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (patterns,) = extract_features(cfg, model, data.loader)
     features = patterns[cfg.TEST.RETURN_PATTERN]
@@ -112,15 +110,14 @@ def draw_embedding() -> None:
     cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
     cli.add_picture(parser, "embedding.png")
     arguments, cfg = flags.parse(parser)
+    check_extra("demo-sdtps draw embedding", "report", {"sklearn": "scikit-learn"})
     from demo_sdtps.datasets.loaders import test_loader
-    from demo_sdtps.evaluation.analysis import check_points
-    from demo_sdtps.evaluation.extraction import extract_features, load_any_model_and_data
+    from demo_sdtps.evaluation.protocol import extract_features, load_model_and_data
     from demo_sdtps.reports.figures import draw_embedding, spread
 
-    model, splits = load_any_model_and_data(cfg)
+    model, splits = load_model_and_data(cfg, exported=True)
     samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
-    check_points(len(chosen))
     (patterns,) = extract_features(cfg, model, test_loader(cfg, chosen))
     features, method = patterns[cfg.TEST.RETURN_PATTERN], arguments.method
     cli.print_lines(draw_embedding(cfg, features, chosen, method, arguments.output))

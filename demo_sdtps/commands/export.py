@@ -39,12 +39,12 @@ def features() -> None:
     cli.add_choice(parser, "--dtype", ("float32", "float16"), "float32", "of the features")
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.evaluation.extraction import load_any_model_and_data
+    from demo_sdtps.evaluation.protocol import load_model_and_data
     from demo_sdtps.retrieval.features import export_features
 
     if arguments.output.suffix == ".parquet":
         check_extra("A file ending in .parquet", "parquet", {"pyarrow": "pyarrow"})
-    model, splits = load_any_model_and_data(cfg, (arguments.split,))
+    model, splits = load_model_and_data(cfg, (arguments.split,), exported=True)
     export_features(cfg, arguments, model, splits[arguments.split])
 
 

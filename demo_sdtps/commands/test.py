@@ -19,10 +19,10 @@ def main() -> None:
         from demo_sdtps.datasets.images import print_left_out
         from demo_sdtps.evaluation import protocol, tables
         from demo_sdtps.evaluation.distances import describe_incomparable, make_comparison
-        from demo_sdtps.evaluation.extraction import load_any_model_and_data
+        from demo_sdtps.evaluation.protocol import load_model_and_data
         from demo_sdtps.runtime.distributed import is_main
 
-        model, splits = load_any_model_and_data(cfg)
+        model, splits = load_model_and_data(cfg, exported=True)
         data = protocol.make_test_data(cfg, splits["query"], splits["gallery"])
         if cfg.TEST.CROSS_MODAL:
             by_modalities = protocol.evaluate_cross_modal(cfg, model, data)

@@ -1,4 +1,5 @@
-"""mAP, CMC and mINP by the field's protocol (docs/method.md), without sorting the gallery.
+"""mAP, CMC and mINP by the field's protocol (docs/method.md), without sorting the gallery; and what an evaluation says beyond
+its means: by query, by pair of cameras, and features in two dimensions (docs/getting_started.md).
 
 The rank of a match is the number of gallery samples that are as near as it or nearer: other identities are counted for each
 match, the matches themselves are few and sorted. Q queries, G gallery samples.
@@ -15,8 +16,12 @@ from demo_sdtps.evaluation.distances import (
     Comparison,
     Distances,
     complete_side,
+    matrix_distances,
     measure_distances,
 )
+
+PERPLEXITY = 30  # of t-SNE, lowered for fewer points
+REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
 
 
 class Labels(NamedTuple):
@@ -110,28 +115,22 @@ def score_queries(distances: Distances, query: Labels, gallery: Labels) -> Query
         np.searchsorted(gallery.identity, query.identity, side, sorter=order)
         for side in ("left", "right")
     )
-    matches, ahead = np.zeros(len(starts), int), [np.zeros(0, int)]
+    average, penalty = np.full((2, len(starts)), np.nan)
+    first = np.zeros(len(starts), int)
     for rows, block in distances.blocks():
         for number, distance in enumerate(block.cpu().numpy(), start=rows.start):
             same = order[starts[number] : stops[number]]
             limits = np.sort(distance[same[gallery.key[same] != query.key[number]]])
-            matches[number] = len(limits)
-            if len(limits):
-                others = np.delete(distance, same)
-                # few where features are good, so that sorting is cheap
-                near = np.sort(others[others <= limits[-1]])
-                ahead.append(near.searchsorted(limits, "right"))
-    has_match = matches > 0
-    counts = matches[has_match]
-    ends = counts.cumsum()
-    starts = ends - counts
-    place = np.arange(1, counts.sum() + 1) - starts.repeat(counts)  # 1, 2, … within each query
-    rank = np.concatenate(ahead) + place
-    average, penalty = np.full((2, len(matches)), np.nan)
-    average[has_match] = np.add.reduceat(place / rank, starts) / counts
-    penalty[has_match] = counts / rank[ends - 1]
-    first = np.zeros(len(matches), int)
-    first[has_match] = rank[starts]
+            if not len(limits):
+                continue
+            others = np.delete(distance, same)
+            # few where features are good, so that sorting is cheap
+            near = np.sort(others[others <= limits[-1]])
+            place = np.arange(1, len(limits) + 1)
+            rank = near.searchsorted(limits, "right") + place
+            # `sum` would add in another order, which changes the last bit of published figures
+            average[number] = np.add.reduceat(place / rank, [0])[0] / len(limits)
+            penalty[number], first[number] = len(limits) / rank[-1], rank[0]
     return QueryScores(average, first, penalty)
 
 
@@ -151,3 +150,75 @@ def score_distances(
     return Ranking(
         torch.from_numpy(cmc).float(), mAP=float(average.mean()), mINP=float(penalty.mean())
     )
+
+
+class Hit(NamedTuple):
+    """A sample of a rank list, by its index in the gallery."""
+
+    sample: int
+    distance: float
+    is_match: bool
+
+
+def camera_matrix(
+    distances: Distances, query: Labels, gallery: Labels
+) -> tuple[list[int], np.ndarray]:
+    """The cameras (C,), ascending, from 0; mAP (C, C) float64 of the queries of a camera (row) in the gallery of a camera
+    (column) alone, NaN where no query has a match there, as on the diagonal where cameras are excluded by."""
+    cameras = sorted({*query.camera.tolist(), *gallery.camera.tolist()})
+    average = np.full((len(query.identity), len(cameras)), np.nan)
+    for rows, block in distances.blocks():
+        for column, camera in enumerate(cameras):
+            samples = (gallery.camera == camera).nonzero()[0]
+            of_camera = query.select(rows), gallery.select(samples)
+            scores = score_queries(matrix_distances(block[:, samples]), *of_camera)
+            average[rows, column] = scores.average_precision
+    by_camera = [average[query.camera == camera].T for camera in cameras]
+    return cameras, np.array([list(map(_mean, columns)) for columns in by_camera])
+
+
+def _mean(values: np.ndarray) -> float:
+    """Mean without NaN; NaN of none."""
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` queries with the lowest average precision, the lowest first; those without a match have none."""
+    order = average_precision.argsort(kind="stable")  # NaN last
+    return order[: min(count, int((~np.isnan(average_precision)).sum()))]
+
+
+def nearest_samples(
+    distances: Distances, query: Labels, gallery: Labels, chosen: np.ndarray, count: int
+) -> list[list[Hit]]:
+    """The `count` nearest of the queries at indices `chosen` (n,), fewer where the gallery has no more; a match comes after
+    other identities at its distance, as average precision counts it."""
+    lists = []
+    for number, distance in zip(chosen, distances.rows(chosen).cpu().numpy(), strict=True):
+        is_same = gallery.identity == query.identity[number]
+        is_match = is_same & (gallery.key != query.key[number])
+        distance = np.where(is_match | ~is_same, distance, np.inf)
+        order = np.lexsort((is_match, distance))[:count]
+        hits = zip(order.tolist(), distance[order].tolist(), is_match[order].tolist(), strict=True)
+        lists.append([hit for hit in map(Hit._make, hits) if hit.distance < np.inf])
+    return lists
+
+
+def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
+    """features (n, D) → (n, 2) float32 by one of `EMBEDDING_METHODS`; zeros where all features are equal.
+
+    The same seed gives the same result on the same machine.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    values = features.astype(np.float64)
+    if not np.ptp(values, axis=0).any():
+        return np.zeros((len(values), 2), np.float32)
+    components = PCA(min(REDUCED, *values.shape), svd_solver="full").fit_transform(values)
+    if method == "tsne":
+        perplexity = min(PERPLEXITY, (len(values) - 1) / 3)  # less than the number of samples
+        reducer = TSNE(2, random_state=seed, perplexity=perplexity)
+        components = reducer.fit_transform(components)
+    return components[:, :2].astype(np.float32)

@@ -131,15 +131,7 @@ def data_caption(cfg: CfgNode, data: TestData) -> str:
 
 def reid_caption(cfg: CfgNode, data: TestData) -> str:
     """One line on what is evaluated: data, queries, weights and options."""
-    caption = f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
-    return "; ".join([caption, *equal_patterns(cfg)])
-
-
-def equal_patterns(cfg: CfgNode) -> list[str]:
-    """That the return patterns of the model are equal, where they are."""
-    if cfg.MODEL.USE_SDTPS or cfg.MODEL.HDM:
-        return []
-    return ["the model has no enhanced features: its return patterns are equal"]
+    return f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
 
 
 def options(cfg: CfgNode) -> str:

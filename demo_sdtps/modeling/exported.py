@@ -26,10 +26,10 @@ def is_exported(path: str | Path) -> bool:
 
 
 class ExportedModel:
-    """Features of decoded triplets by ONNX Runtime or OpenVINO on the CPU. `about` is the record of the file:
-    "modalities", "size" (height, width), "mean", "std", "cameras", "columns" (start and end of each return pattern in the
-    output), "config" (YAML) and "origin", as `Extractor` takes them. `amp` is a value of TEST.AMP, which OpenVINO's files heed.
-    `threads`: those of OMP_NUM_THREADS, or all."""
+    """Features (B, D) float32 of decoded triplets by ONNX Runtime or OpenVINO on the CPU: `run` of `inputs`, with the return
+    patterns as `columns`. `about` is the record of the file: "modalities", "size" (height, width), "mean", "std", "cameras",
+    "columns" (start and end of each return pattern), "config" (YAML) and "origin", as `Extractor` takes them. `amp` is a value
+    of TEST.AMP, which OpenVINO's files heed. `threads`: those of OMP_NUM_THREADS, or all."""
 
     def __init__(self, path: str | Path, amp: str = "off", threads: int = 0):
         threads = threads or int(os.environ.get(THREADS) or cpu_cores())
@@ -67,24 +67,13 @@ class ExportedModel:
                 "configuration file, or export the checkpoint again."
             )
 
-    def features(
-        self, triplets: Sequence[Sequence[np.ndarray | None]], cameras: Sequence[int]
-    ) -> np.ndarray:
-        """What `inputs` takes → (B, D) float32, of which `columns` are the return patterns."""
-        features = self.run(self.inputs(triplets, cameras))
-        if not np.isfinite(features).all():
-            raise UserError(
-                f"The features of {self.path} are not finite; export it in another precision, or use other weights."
-            )
-        return features
-
     def inputs(
         self, triplets: Sequence[Sequence[np.ndarray | None]], cameras: Sequence[int]
     ) -> dict[str, np.ndarray]:
         """The file's inputs from images uint8 (3, H, W) by modality, None for a missing one, and cameras from 0, of which those
         that the model does not know are any other one."""
-        images = dict(zip(self.modalities, zip(*triplets, strict=True), strict=True))
-        inputs = {name.lower(): self._batch(each) for name, each in images.items()}
+        images = zip(self.modalities, zip(*triplets, strict=True), strict=True)
+        inputs = {name.lower(): self._batch(each) for name, each in images}
         return inputs | {"camera": np.minimum(np.array(cameras, np.int64), self.cameras)}
 
     def _batch(self, images: Sequence[np.ndarray | None]) -> np.ndarray:

@@ -20,9 +20,14 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
-from demo_sdtps.evaluation import analysis, metrics, tables
-from demo_sdtps.evaluation.extraction import encode_cases
-from demo_sdtps.evaluation.protocol import TestData, exclude_key, normalise, ranked_distances
+from demo_sdtps.evaluation import metrics, tables
+from demo_sdtps.evaluation.protocol import (
+    TestData,
+    encode_cases,
+    exclude_key,
+    normalise,
+    ranked_distances,
+)
 from demo_sdtps.modeling.demo import DeMo, missing_modalities
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.precision import inference
@@ -137,7 +142,7 @@ def draw_ranks(
     features (samples, D)."""
     shown, samples = np.array(queries), data.samples
     ranking = ranked_distances(cfg, features, data), *data.labels
-    nearest = analysis.nearest_samples(*ranking, shown, BEST)
+    nearest = metrics.nearest_samples(*ranking, shown, BEST)
     first_matches = metrics.score_queries(*ranking).first_match[shown]
     cells = []  # of each row: (sample, title, colour of the frame)
     for query, hits, first in zip(data.query[shown].tolist(), nearest, first_matches, strict=True):
@@ -167,7 +172,7 @@ def draw_embedding(
 ) -> Path:
     """A panel of the features (n, D) of the samples as points of a plane, by identity, and one by camera; or, without labels,
     one by modalities."""
-    points = analysis.embed(normalise(cfg, features).numpy(), method, cfg.SOLVER.SEED)
+    points = metrics.embed(normalise(cfg, features).numpy(), method, cfg.SOLVER.SEED)
     labels: dict[str, list[Any]] = {
         "identity": [sample.identity for sample in samples],
         "camera": [sample.camera + 1 for sample in samples],  # as in file names

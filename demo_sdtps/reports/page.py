@@ -12,7 +12,7 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
-from demo_sdtps.evaluation.extraction import Model
+from demo_sdtps.evaluation.protocol import Model
 from demo_sdtps.modeling.demo import DeMo
 from demo_sdtps.reports.figures import COLOURS, TEMPLATES, description, images, kept_patches
 

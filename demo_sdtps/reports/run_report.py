@@ -16,8 +16,8 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import EMBEDDING_METHODS
 from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets.images import parallel
-from demo_sdtps.evaluation import analysis, metrics, protocol, tables
-from demo_sdtps.evaluation.extraction import (
+from demo_sdtps.evaluation import metrics, protocol, tables
+from demo_sdtps.evaluation.protocol import (
     CASES,
     Model,
     load_model_and_data,
@@ -113,14 +113,12 @@ def analyse(
     chosen = features[case][cfg.TEST.RETURN_PATTERN]
     ranking = protocol.ranked_distances(cfg, chosen, data), *data.labels
     scores = metrics.score_queries(*ranking)
-    worst = analysis.worst_queries(scores.average_precision, min(WORST, limits.queries)).tolist()
+    worst = metrics.worst_queries(scores.average_precision, min(WORST, limits.queries)).tolist()
     others = spread(len(data.query), limits.queries - len(worst))
     listed = sorted({*worst, *others})
-    nearest = analysis.nearest_samples(*ranking, np.array(listed), BEST)
+    nearest = metrics.nearest_samples(*ranking, np.array(listed), BEST)
     gallery, shown = data.gallery.tolist(), spread(len(data.samples), limits.points)
-    cameras, matrix = analysis.camera_matrix(*ranking)
-    identities = analysis.score_identities(scores.average_precision, ranking[1].identity)
-    histogram = analysis.distance_histogram(*ranking)
+    cameras, matrix = metrics.camera_matrix(*ranking)
     shown_features = protocol.normalise(cfg, chosen[shown]).numpy()
     methods = progress(EMBEDDING_METHODS.items(), "features in two dimensions", unit="method")
     precisions, firsts = scores.average_precision.tolist(), scores.first_match.tolist()
@@ -152,11 +150,9 @@ def analyse(
             "cameras": cameras,
             "mAP": [[*map(number, row)] for row in matrix.tolist()],
         },
-        "identities": [score._asdict() for score in identities],
-        "distances": {name: counts.tolist() for name, counts in histogram._asdict().items()},
         "scatter": {"samples": shown}
         | {
-            title: analysis.embed(shown_features, method, cfg.SOLVER.SEED).tolist()
+            title: metrics.embed(shown_features, method, cfg.SOLVER.SEED).tolist()
             for method, title in methods
         },
     }

@@ -11,9 +11,13 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import with_values
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.evaluation.operations import count_macs
-from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
+from demo_sdtps.evaluation.protocol import (
+    TestData,
+    evaluate_reid,
+    load_model_and_data,
+    make_test_data,
+)
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption
 from demo_sdtps.modeling.checkpoints.loading import load_weights
 from demo_sdtps.modeling.demo import DeMo

@@ -22,8 +22,12 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets import Sample, read_splits
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import make_comparison, set_distances, set_name
-from demo_sdtps.evaluation.extraction import extract_features, missing_cases
-from demo_sdtps.evaluation.protocol import make_test_data, select_side
+from demo_sdtps.evaluation.protocol import (
+    extract_features,
+    make_test_data,
+    missing_cases,
+    select_side,
+)
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint, weights_file
 from demo_sdtps.retrieval.features import modality_mask, model_keys
 from demo_sdtps.retrieval.nearest import Calibration

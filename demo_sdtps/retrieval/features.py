@@ -19,8 +19,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA, flatten
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import make_comparison, names_present, present_modalities
-from demo_sdtps.evaluation.extraction import Model, extract_features
-from demo_sdtps.evaluation.protocol import normalise
+from demo_sdtps.evaluation.protocol import Model, extract_features, normalise
 from demo_sdtps.modeling.checkpoints.loading import weights_file
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.device import choose_device, choose_precision

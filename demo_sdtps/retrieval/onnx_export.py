@@ -17,7 +17,7 @@ from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.extraction import decoded_triplets
+from demo_sdtps.evaluation.protocol import decoded_triplets
 from demo_sdtps.modeling.exported import ABOUT, ExportedModel
 from demo_sdtps.retrieval.reid import Extractor
 from demo_sdtps.runtime.files import atomic_write, check_output_file

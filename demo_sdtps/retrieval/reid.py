@@ -22,7 +22,7 @@ from demo_sdtps.datasets import Sample, check_trained_on, trained_cameras
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.distances import Comparison, Side, make_comparison, set_distances
-from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import extract_features
 from demo_sdtps.modeling.checkpoints import loading
 from demo_sdtps.modeling.demo import DeMo, make_model
 from demo_sdtps.modeling.exported import ExportedModel, is_exported

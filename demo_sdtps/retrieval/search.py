@@ -31,7 +31,7 @@ from demo_sdtps.evaluation.distances import (
     make_comparison,
     present_modalities,
 )
-from demo_sdtps.evaluation.extraction import prepare_evaluation
+from demo_sdtps.evaluation.protocol import prepare_evaluation
 from demo_sdtps.retrieval.features import as_text, describe_features
 from demo_sdtps.retrieval.nearest import Calibration, rerank_hits, search_sets
 from demo_sdtps.retrieval.reid import Reid, open_reid

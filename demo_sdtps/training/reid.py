@@ -26,7 +26,7 @@ from demo_sdtps.datasets import (
 from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.loaders import Batch, train_loader
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
-from demo_sdtps.evaluation.tables import equal_patterns, reid_record, reid_table
+from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.modeling.checkpoints.loading import (
     CLASSES,
     load_weights,
@@ -179,7 +179,7 @@ def evaluate(cfg: CfgNode, model: DeMo, data: Mapping[str, TestData]) -> Evaluat
     }
     table, *tables = map(reid_table, records.values())
     more = (f"{VALIDATION}\n{other}" for other in tables)
-    table = "\n".join([table, *more, *equal_patterns(cfg)])
+    table = "\n".join([table, *more])
     *_, chosen_by = records.values()
     return Evaluation(records, chosen_by[str(cfg.TEST.RETURN_PATTERN)]["mAP"], scalars, table)
 

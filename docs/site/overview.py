@@ -21,10 +21,14 @@ def main() -> None:
     arguments, cfg = parse(parser)
     from matplotlib.patches import FancyArrowPatch, Rectangle
 
-    from demo_sdtps.evaluation.analysis import nearest_samples
-    from demo_sdtps.evaluation.extraction import extract_features, load_model_and_data
+    from demo_sdtps.evaluation.metrics import nearest_samples
     from demo_sdtps.evaluation.operations import count_macs
-    from demo_sdtps.evaluation.protocol import make_test_data, ranked_distances
+    from demo_sdtps.evaluation.protocol import (
+        extract_features,
+        load_model_and_data,
+        make_test_data,
+        ranked_distances,
+    )
     from demo_sdtps.reports.figures import COLOURS as MEANINGS
     from demo_sdtps.reports.figures import (
         check_selection,

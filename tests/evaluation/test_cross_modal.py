@@ -26,13 +26,15 @@ from tiny import SHALLOW, random_images, tiny_model
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.evaluation.extraction import (
+from demo_sdtps.evaluation.protocol import (
     CASES,
     extract_features,
     extract_patterns,
     load_model_and_data,
+    make_test_data,
+    modality_sets,
+    rank_sets,
 )
-from demo_sdtps.evaluation.protocol import make_test_data, modality_sets, rank_sets
 from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
 from demo_sdtps.modeling.modalities import SUBSETS
 from tests.reference import cross_modal as plain

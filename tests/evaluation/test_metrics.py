@@ -1,14 +1,16 @@
-"""mAP, CMC and mINP against the reference system's numbers and against plain loops."""
+"""mAP, CMC and mINP against the reference system's numbers and against plain loops, and the numbers of demo-sdtps analyse."""
 
+import numpy as np
 import pytest
 import torch
 from golden_cases import load_case
-from numeric import generator
-from ranking_cases import LargestResult, assert_same, random_case, rank_distances
+from numeric import assert_close, generator, numpy_generator
+from ranking_cases import LargestResult, assert_same, labels_of, random_case, rank_distances
 
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation import distances
+from demo_sdtps.evaluation import distances, metrics
 from demo_sdtps.evaluation.metrics import evaluate_ranking
+from tests.reference import analysis as plain
 from tests.reference import ranking
 
 
@@ -117,3 +119,92 @@ def test_scenes_of_one_side_are_refused():
     case = random_case(0)
     with pytest.raises(ValueError, match="scenes"):
         evaluate_ranking(*case, query_scenes=case[4])
+
+
+class Case:
+    """Queries and a gallery with ties among their distances, queries without a match, and a camera that only one side has."""
+
+    def __init__(self, by, queries=30, gallery=70):
+        draws = generator(1)
+
+        def labels(count, kinds):
+            return torch.randint(kinds, (count,), generator=draws)
+
+        self.ids = [labels(queries, 9), labels(gallery, 7)]
+        self.ids[0][0] = 8
+        self.cameras = [labels(queries, 3), 1 + labels(gallery, 4)]
+        self.keys = self.cameras if by == "camera" else [labels(queries, 4), labels(gallery, 4)]
+        self.distance = torch.randint(-2, 40, (queries, gallery), generator=draws) / 16
+        self.lists = [[v.tolist() for v in pair] for pair in (self.ids, self.cameras, self.keys)]
+        self.ranking = (
+            distances.matrix_distances(self.distance),
+            *labels_of(self.ids, self.keys, self.cameras),
+        )
+        self.expected = plain.rankings(self.distance.tolist(), self.lists[0], self.lists[2])
+
+
+@pytest.fixture(params=["camera", "scene"])
+def case(request, monkeypatch):
+    monkeypatch.setattr(distances, "BLOCK_ELEMENTS", 11 * 70)
+    return Case(request.param)
+
+
+def known(values):
+    return [None if np.isnan(value) else pytest.approx(value, abs=1e-12) for value in values]
+
+
+def test_queries(case):
+    actual = metrics.score_queries(*case.ranking)
+    averages = [plain.average_precision(line) for line in case.expected]
+    assert averages == known(actual.average_precision.tolist()) and None in averages
+    assert actual.first_match.tolist() == [plain.first_match(line) for line in case.expected]
+    order = sorted((v, q) for q, v in enumerate(actual.average_precision) if not np.isnan(v))
+    for count in (5, len(averages) + 1):
+        worst = metrics.worst_queries(actual.average_precision, count).tolist()
+        assert worst == [query for _, query in order[:count]]
+
+
+def test_cameras(case):
+    every, mean = metrics.camera_matrix(*case.ranking)
+    cameras, matrix = plain.camera_matrix(case.distance.tolist(), *case.lists)
+    assert every == cameras == [0, 1, 2, 3, 4]
+    assert matrix == [known(row) for row in mean.tolist()] and np.isfinite(mean).any()
+    if case.keys is case.cameras:
+        assert np.isnan(mean.diagonal()).all()
+
+
+def test_nearest(case):
+    chosen = torch.randperm(30, generator=generator(3))[:12].numpy()
+    actual = metrics.nearest_samples(*case.ranking, chosen, 10)
+    for hits, query in zip(actual, chosen.tolist(), strict=True):
+        lines = [(hit.distance, hit.is_match, hit.sample) for hit in hits]
+        assert lines == case.expected[query][:10]
+
+
+def clusters(seed, each=12, width=20):
+    """Features (n, width) of three clusters that are far from each other, and the cluster of each."""
+    draws, labels = numpy_generator(seed), np.arange(3).repeat(each)
+    centres = 10 * draws.standard_normal((3, width))
+    return (centres[labels] + draws.standard_normal((len(labels), width))).astype("f"), labels
+
+
+@pytest.mark.parametrize("method", ["pca", pytest.param("tsne", marks=pytest.mark.slow)])
+def test_clusters_stay_apart_and_a_seed_gives_the_same_points(method):
+    features, labels = clusters(seed=1)
+    points = metrics.embed(features, method, seed=5)
+    assert points.shape == (len(labels), 2) and points.dtype == np.float32
+    assert np.array_equal(points, metrics.embed(features, method, seed=5))
+    distance = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    np.fill_diagonal(distance, np.inf)
+    assert (labels[distance.argmin(axis=1)] == labels).all()
+    assert np.isfinite(metrics.embed(features[:2], method, seed=5)).all()
+
+
+def test_pca_shows_the_directions_of_the_largest_variance():
+    """Those of the singular value decomposition, but for their signs."""
+    features, _ = clusters(seed=2)
+    centred = features.astype(np.float64) - features.astype(np.float64).mean(axis=0)
+    expected = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    actual = metrics.embed(features, "pca", seed=0)
+    signs = np.sign((actual * expected).sum(axis=0))
+    assert_close(actual, signs * expected, 1)  # rounded from float64

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, BASELINE, CONFIG, checkpoint_file, cli_args_for
+from commands import BACKBONE_WIDTH, CONFIG, cli_args_for
 from numeric import generator
 
-from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import (
+    CASES,
+    extract_features,
     make_test_data,
     rank_features,
     rank_sets,
@@ -23,19 +23,6 @@ def cfg_and_data(root, *opts):
     cfg = load_cfg(CONFIG, cli_args_for(root, *opts)[2:])
     splits = read_splits(cfg, ("query", "gallery"))
     return cfg, make_test_data(cfg, splits["query"], splits["gallery"])
-
-
-@pytest.mark.parametrize("config", [BASELINE, CONFIG], ids=["plain", "SDTPS"])
-def test_patterns_that_are_equal_are_said_to_be(tiny_root, tmp_path, command, config):
-    words = cli_args_for(tiny_root, config=config)
-    weight = checkpoint_file(tmp_path / "last.pth", load_cfg(config, words[2:]))
-    code, stdout, stderr = command(test_net.main, *words, "--weight", weight)
-    assert code == 0, stderr
-    rows = {
-        tuple(line.split()[2:]) for line in stdout.splitlines() if line[:2] in ("1 ", "2 ", "3 ")
-    }
-    sentence = "; the model has no enhanced features: its return patterns are equal"
-    assert (len(rows) == 1) == (sentence in stdout) == (config == BASELINE)
 
 
 @pytest.mark.parametrize(

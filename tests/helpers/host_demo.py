@@ -11,7 +11,7 @@ import torch
 from hosts import from_imagenet, imitate
 
 import demo_sdtps
-from demo_sdtps.evaluation.extraction import extract_patterns
+from demo_sdtps.evaluation.protocol import extract_patterns
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 

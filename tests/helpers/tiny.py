@@ -12,7 +12,7 @@ from choices import margins
 from numeric import assert_close, generator, shift_seed, tolerance
 
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.evaluation.extraction import encode_cases
+from demo_sdtps.evaluation.protocol import encode_cases
 from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.losses import TrainingOutput
 

@@ -27,8 +27,8 @@ from tiny import (
 )
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.evaluation.extraction import extract_patterns
 from demo_sdtps.evaluation.operations import count_macs
+from demo_sdtps.evaluation.protocol import extract_patterns
 from demo_sdtps.modeling.modalities import SUBSETS, modality_subsets
 
 FUSION = {

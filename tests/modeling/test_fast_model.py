@@ -30,7 +30,7 @@ from torch import nn
 import demo_sdtps.modeling.backbones as backbone_module
 from benchmarks.operators import BUDGETS, DENSE, count_rows
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
-from demo_sdtps.evaluation.extraction import extract_patterns
+from demo_sdtps.evaluation.protocol import extract_patterns
 from demo_sdtps.modeling.backbones import QuickGELUMlp
 from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
 from demo_sdtps.modeling.demo import make_model

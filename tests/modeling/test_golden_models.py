@@ -6,7 +6,7 @@ import torch
 from golden_cases import load_case, relative_error, seeded_input
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
-from demo_sdtps.evaluation.extraction import extract_patterns
+from demo_sdtps.evaluation.protocol import extract_patterns
 from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
 from demo_sdtps.modeling.checkpoints.pretrained import resize_position
 from demo_sdtps.modeling.demo import make_model

@@ -12,7 +12,7 @@ from tiny import CAMERAS, SHALLOW, clear, pairs, random_images, tiny_cfg, tiny_m
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
-from demo_sdtps.evaluation.extraction import extract_patterns, missing_cases
+from demo_sdtps.evaluation.protocol import extract_patterns, missing_cases
 from demo_sdtps.modeling.modalities import is_missing
 from tests.reference.fusion import MODALITIES_OF
 

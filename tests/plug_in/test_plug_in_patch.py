@@ -28,7 +28,7 @@ from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import get_cfg, load_cfg
-from demo_sdtps.evaluation.extraction import extract_patterns
+from demo_sdtps.evaluation.protocol import extract_patterns
 from demo_sdtps.modeling import backbones as clip
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import to_demo

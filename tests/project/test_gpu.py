@@ -19,7 +19,7 @@ from tiny import CAMERAS, CLASSES
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.protocol import CASES, extract_features
 from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.precision import compile_model
 from demo_sdtps.runtime import gpu as graphs

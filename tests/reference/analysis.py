@@ -61,30 +61,3 @@ def camera_matrix(distances, ids, cameras, keys):
                 )
             )
     return every, matrix
-
-
-def identity_scores(averages, identities):
-    entries = []
-    for identity in set(identities):
-        of_identity = [
-            value
-            for value, other in zip(averages, identities, strict=True)
-            if other == identity and value is not None
-        ]
-        if of_identity:
-            entries.append((mean(of_identity), identity, len(of_identity)))
-    return sorted(entries)
-
-
-def histogram(distances, ids, keys, edges):
-    """Counts of the distances to matches and to others by bin; the last bin has its right edge."""
-    counts = [[0] * (len(edges) - 1), [0] * (len(edges) - 1)]
-    for entries in rankings(distances, ids, keys):
-        for distance, is_match, _ in entries:
-            bins = [
-                place
-                for place in range(len(edges) - 1)
-                if edges[place] <= max(distance, 0) < edges[place + 1]
-            ]
-            counts[0 if is_match else 1][bins[0] if bins else -1] += 1
-    return counts

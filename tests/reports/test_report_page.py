@@ -18,8 +18,12 @@ from PIL import Image
 from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.evaluation.extraction import load_model_and_data
-from demo_sdtps.evaluation.protocol import evaluate_cross_modal, make_test_data, modality_sets
+from demo_sdtps.evaluation.protocol import (
+    evaluate_cross_modal,
+    load_model_and_data,
+    make_test_data,
+    modality_sets,
+)
 from demo_sdtps.evaluation.tables import MEASURES
 from demo_sdtps.reports.figures import kept_patches
 
@@ -72,7 +76,7 @@ def test_the_page_has_the_numbers_of_the_analysis_and_the_kept_patches(analysed_
     file, numbers, cfg = analysed_run
     text, data = page_data(file)
     assert "default-src 'none'" in text and cfg.DATASETS.ROOT_DIR not in html.unescape(text)
-    for name in ("queries", "rank_lists", "worst_queries", "identities", "distances", "scatter"):
+    for name in ("queries", "rank_lists", "worst_queries", "scatter"):
         assert data[name] == numbers[name]
     assert len(data["rank_lists"]) <= LISTED and len(data["thumbnails"]) == 31
     worst = [numbers["queries"][number]["sample"] for number in numbers["worst_queries"]]

@@ -8,7 +8,7 @@ import torch
 from commands import CONFIG, cli_args_for, weights_file
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.evaluation.extraction import load_model_and_data
+from demo_sdtps.evaluation.protocol import load_model_and_data
 from demo_sdtps.reports import figures
 from demo_sdtps.reports.figures import COLOURS, description, draw_tokens, images, kept_patches
 

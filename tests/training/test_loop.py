@@ -11,8 +11,8 @@ from seps_tiny import cli_args_for as seps_cli_args_for
 
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.evaluation.extraction import load_model_and_data
 from demo_sdtps.evaluation.metrics import Ranking
+from demo_sdtps.evaluation.protocol import load_model_and_data
 from demo_sdtps.training import optim, reid
 from demo_sdtps.training.loop import LAG, Loss, Meter
 from demo_sdtps.training.reid import ReIDLoss

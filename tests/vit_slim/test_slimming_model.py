@@ -15,7 +15,7 @@ from tiny import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES
-from demo_sdtps.evaluation.extraction import encode_cases
+from demo_sdtps.evaluation.protocol import encode_cases
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.precision import inference

@@ -67,25 +67,6 @@ if (DATA.runs.length > 1) {
   for (const input of document.getElementsByName("compared")) input.addEventListener("change", redraw);
 }
 
-plot("identity-plot", () => [[{
-  type: "bar", x: DATA.identities.map((one) => `${one.identity}`), y: DATA.identities.map((one) => 100 * one.mAP),
-  customdata: DATA.identities.map((one) => one.queries), marker: { color: PALETTE.plain },
-  hovertemplate: "id %{x}: %{y:.1f} %, %{customdata} queries<extra></extra>",
-}], layout("identity", "mAP, %", { xaxis: axis("identity", { type: "category", nticks: Math.floor(byId("identity-plot").clientWidth / 24) }), yaxis: axis("mAP, %", { range: [0, 100] }) })]);
-
-plot("distance-plot", () => {
-  const { edges, ...kinds } = DATA.distances;
-  const centres = edges.slice(1).map((edge, place) => (edge + edges[place]) / 2);
-  return [Object.entries(kinds).map(([name, counts]) => {
-    const total = counts.reduce((sum, count) => sum + count, 0);
-    return {
-      type: "bar", x: centres, y: counts.map((count) => (100 * count) / Math.max(1, total)), opacity: 0.6,
-      name: `${total.toLocaleString("en")} ${name}`, marker: { color: name === "positives" ? PALETTE.match : PALETTE.wrong },
-      customdata: counts, hovertemplate: "%{customdata:,} at about %{x:.3f}",
-    };
-  }), layout("distance", "share, %", { barmode: "overlay", bargap: 0 })];
-});
-
 // The scatter plot: a trace per colour, then rings around the samples of the chosen one's identity.
 const scatter = byId("scatter-plot");
 const chosen = (name) => document.querySelector(`[name=${name}]:checked`).value;
