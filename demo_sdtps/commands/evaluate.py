@@ -51,13 +51,10 @@ def report() -> None:
     cli.add_output(parser, "--html", ".html", help="write a page for browsers to this file")
     add_limits(parser)
     cli.add_count(parser, "--thumbnails", 1200, "triplets whose images the page has, 7 kB each")
-    flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.datasets.images import print_left_out
     from demo_sdtps.reports.run_report import report_runs
 
     report_runs(arguments, cfg)
-    print_left_out()
 
 
 def draw_tokens() -> None:

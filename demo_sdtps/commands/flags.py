@@ -140,12 +140,6 @@ def add_key(parser: ArgumentParser, flag: str, key: str, meaning: str, **options
     parser.add_argument(flag, dest=key, help=text, **options)
 
 
-def add_skip_unreadable(parser: ArgumentParser) -> None:
-    """Add the flag --skip_unreadable."""
-    what = "go on without unreadable images; list them at the end"
-    add_key(parser, "--skip_unreadable", "DATASETS.SKIP_UNREADABLE", what)
-
-
 def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. In the
     arguments `config_file` becomes the file of a name, and `opts` are the keys of flags too."""

@@ -45,7 +45,8 @@ def main() -> None:
         help="camera of the gallery, as the training's files call it, such as 2, where pattern and table name none",
     )
     cli.add_count(parser, "--top", common.TOP, "hits per query, at most all")
-    flags.add_skip_unreadable(parser)
+    what = "go on without unreadable images; list them at the end"
+    flags.add_key(parser, "--skip_unreadable", "DATASETS.SKIP_UNREADABLE", what)
     parser.add_argument(
         "--index",
         metavar="PLACE",
@@ -94,10 +95,7 @@ def calibrate() -> None:
     which = "of labelled images that the model was not trained on, by DATASETS.ROOT_DIR"
     cli.add_choice(parser, "--split", (VALIDATION, *SPLITS), VALIDATION, which)
     cli.add_overwrite(parser)
-    flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
-    from demo_sdtps.datasets.images import print_left_out
     from demo_sdtps.retrieval.calibration import calibrate
 
     calibrate(arguments, cfg)
-    print_left_out()

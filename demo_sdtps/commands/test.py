@@ -14,9 +14,7 @@ def main() -> None:
     matrices = "every set of modalities against every other, as matrices"
     flags.add_key(parser, "--cross_modal", "TEST.CROSS_MODAL", matrices)
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.datasets.images import print_left_out
         from demo_sdtps.evaluation import protocol, tables
         from demo_sdtps.evaluation.distances import describe_incomparable, make_comparison
         from demo_sdtps.evaluation.protocol import load_model_and_data
@@ -47,4 +45,3 @@ def main() -> None:
             if arguments.json:
                 write_json(arguments.json, {"caption": caption, **content})
             cli.print_lines(caption, *lines)
-            print_left_out()

@@ -8,10 +8,7 @@ def main() -> None:
         "Train a model and evaluate it as it learns.",
         "Synthetic/DeMo_Slim --data data --epochs 2 OUTPUT_DIR runs/short",
     )
-    flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.datasets.images import print_left_out
         from demo_sdtps.training.reid import train
 
         train(cfg, arguments.overwrite)
-        print_left_out()

@@ -104,8 +104,7 @@ def split_validation(samples: Sequence[Sample], share: float, is_validation: boo
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
-    """Samples by split: those of `SPLITS`, of which train is without the identities of VALIDATION, and VALIDATION. By
-    DATASETS.SKIP_UNREADABLE images that cannot be read are left out."""
+    """Samples by split: those of `SPLITS`, of which train is without the identities of VALIDATION, and VALIDATION."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)
     if reader.labelled and not reader.folder_in(root).exists():
         page = "docs/own_data.md" if name in OWN_READERS else "docs/train.md"
@@ -119,10 +118,6 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
         if reader.labelled and split in (TRAIN, VALIDATION):
             read = split_validation(read, cfg.DATASETS.VALIDATION, split == VALIDATION)
         samples[split] = read
-    if cfg.DATASETS.SKIP_UNREADABLE:
-        from demo_sdtps.datasets.images import drop_unreadable, left_out  # torch, not for --help
-
-        samples = {split: drop_unreadable(read, left_out) for split, read in samples.items()}
     for split, read in samples.items():
         if not read:
             raise UserError(

@@ -17,8 +17,15 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets import OWN_READERS, samplers, transforms
 from demo_sdtps.datasets.base import Sample, identity_labels
-from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel
-from demo_sdtps.datasets.pixels import image_size
+from demo_sdtps.datasets.images import (
+    STORED,
+    Images,
+    Paths,
+    Scales,
+    decode_triplet,
+    image_size,
+    parallel,
+)
 from demo_sdtps.runtime.gpu import to_device
 from demo_sdtps.runtime.threads import cpu_cores
 

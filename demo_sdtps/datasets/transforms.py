@@ -5,7 +5,7 @@ Each modality is augmented independently, or with one flip and crop per triplet 
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -23,7 +23,6 @@ SampleTransform = Callable[..., list[torch.Tensor]]
 Generator = random.Random | ModuleType
 # what is drawn for flip and crop: whether to flip, shift down and right in pixels
 Geometry = tuple[bool, int, int]
-Interval = tuple[float, float]
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
@@ -98,7 +97,10 @@ def shift(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
 def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
     """Fill a random rectangle of (3, H, W) with normal noise, in place, as timm's erasing does with the global generator."""
     _, height, width = image.shape
-    for rows, columns in random_sizes(height, width, ERASED_AREA, ERASED_ASPECT, rng):
+    for _ in range(ATTEMPTS):
+        area = rng.uniform(*ERASED_AREA) * height * width
+        ratio = math.exp(rng.uniform(*map(math.log, ERASED_ASPECT)))
+        rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if rows < height and columns < width:
             top, left = rng.randint(0, height - rows), rng.randint(0, width - columns)
             generator = torch.Generator().manual_seed(rng.getrandbits(63))
@@ -106,16 +108,6 @@ def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
             image[:, top : top + rows, left : left + columns] = noise
             break
     return image
-
-
-def random_sizes(
-    height: int, width: int, share: Interval, aspect: Interval, rng: Generator
-) -> Iterator[tuple[int, int]]:
-    """ATTEMPTS random sizes (a, b) in an image, by the ranges of their share a·b of its pixels and of their ratio a / b."""
-    for _ in range(ATTEMPTS):
-        area = rng.uniform(*share) * height * width
-        ratio = math.exp(rng.uniform(*map(math.log, aspect)))
-        yield round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
 
 
 def test_transform(cfg: CfgNode) -> Transform:

@@ -33,7 +33,7 @@ from demo_sdtps.retrieval.nearest import Calibration, Hits, search_sets
 from demo_sdtps.runtime.device import choose_device
 
 FEW = 256  # triplets up to which no loading processes are started
-ImageLike = Any  # as `datasets.pixels.read_pixels` takes it, None for a missing one
+ImageLike = Any  # as `datasets.images.read_pixels` takes it, None for a missing one
 Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 Cameras = int | str | Sequence[int | str | None] | None
 

@@ -27,7 +27,6 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import DEMO_SCHEMA, Schema
 from demo_sdtps.config.load import StoredText, flatten
-from demo_sdtps.datasets.images import left_out
 from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
 from demo_sdtps.modeling.checkpoints.names import load_file
@@ -336,8 +335,6 @@ def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]
         "machine": machine(device),
     }
     record = {"status": "running", "seed": cfg.SOLVER.SEED, **now}
-    if left_out:
-        record["left_out"] = dict(left_out)
     if epoch:
         before = read_run(path.parent)
         differences = [

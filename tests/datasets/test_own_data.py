@@ -3,7 +3,6 @@
 import csv
 import json
 import random
-import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -20,7 +19,7 @@ from ranking_cases import assert_same
 from tiny import CONFIG, ROOT
 
 import demo_sdtps
-from demo_sdtps.commands import check_data, evaluate, search
+from demo_sdtps.commands import check_data, search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg, with_values
@@ -294,45 +293,3 @@ def test_a_modality_without_a_folder_or_a_column_is_missing_everywhere(tmp_path,
     assert {*evaluate_reid(cfg, make_model(cfg, 4, 3).eval(), data)} == {"nothing", "r", "t"}
     with pytest.raises(UserError, match=str(place)):
         read_splits(configuration(place, name, *PATTERN, "MODEL.MODALITIES", "[NI]"))
-
-
-@pytest.mark.slow
-def test_unreadable_images_are_left_out_by_train_test_report_and_calibrate(tmp_path, command):
-    """One image of a triplet that has others, and all of a query: at the end they are listed, and in run.json."""
-    data, run = tmp_path / "data", tmp_path / "run"
-    rows = write_incomplete(data, junk=False)
-    lacking = next(row for row in rows if row[0] == "train" and sum(map(bool, row[4])) > 1)
-    query = next(row for row in rows if row[0] == "query")
-    broken = [next(filter(None, lacking[4])), *filter(None, query[4])]
-    for path in broken:
-        Path(path).write_bytes(b"no image")
-    small = shlex.split("MODEL.SLIM_BLOCKS [] SOLVER.MAX_EPOCHS 1 MODEL.DEVICE cpu")
-    opts = ("DATASETS.NAMES", "Folder", "DATASETS.ROOT_DIR", data, *PATTERN, *TINY)
-    words = ["--config_file", CONFIG, *opts, *small, "OUTPUT_DIR", run]
-    code, _, stderr = command(train_net.main, *words)
-    assert code == 2 and "cannot be read" in stderr
-
-    def listed(stdout, paths):
-        """Whether these, and no other images, are listed at the end of the output."""
-        head, *lines = stdout.splitlines()[-len(paths) - 1 :]
-        names = sorted(line.partition(" ")[0] for line in lines)
-
-        return re.match(rf"Left out, {len(paths)} images?:", head) and names == sorted(
-            map(str, paths)
-        )
-
-    skip, weight = "--skip_unreadable", ("--weight", run / "last.pth")
-    code, stdout, stderr = command(train_net.main, *words, "--overwrite", skip)
-    assert code == 0 and listed(stdout, broken), stderr
-    record = json.loads((run / "run.json").read_text())
-    assert {*record["left_out"]} == {*broken} and record["status"] == "finished"
-    assert command(test_net.main, *weight, "DATASETS.SKIP_UNREADABLE", "False")[0] == 2
-    page = ("--run", run, "--html", tmp_path / "x.html")
-    for main, more in ((test_net.main, weight), (evaluate.report, page)):
-        code, stdout, stderr = command(main, *more, skip)
-        assert code == 0 and listed(stdout, broken[1:]) and "11 queries" in stdout, stderr
-    shutil.copytree(data, tmp_path / "other")
-    other = ("--split", "query", "DATASETS.ROOT_DIR", tmp_path / "other")
-    message = command(search.calibrate, *weight, *other, "DATASETS.SKIP_UNREADABLE", "False")[2]
-    assert "cannot be read" in message
-    assert "too few pairs" in command(search.calibrate, *weight, *other, skip)[2]

@@ -29,9 +29,8 @@ import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
 from demo_sdtps.datasets import SPLITS, data_name, read_splits
-from demo_sdtps.datasets.images import decode, verify
+from demo_sdtps.datasets.images import decode, to_8_bits, verify
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
-from demo_sdtps.datasets.pixels import to_8_bits
 
 HEIGHT, WIDTH = 12, 7
 SCALE = Range(20000, 45000)
