@@ -84,17 +84,6 @@ def completeness(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> list[s
     return lines
 
 
-def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
-    """Raise `UserError` where the weights `path` were trained on another data set, None if unknown, than that of `cfg`."""
-    name, any_data = cfg.DATASETS.NAMES, (None, *OWN_READERS)
-    if name in OWN_READERS or data_set in (name, *any_data, *find_reader(cfg).trained_as):
-        return
-    raise UserError(
-        f"The weights {path} were trained on {data_set}, but the configuration is for {name}; use a configuration "
-        f"for {data_set} or other weights."
-    )
-
-
 def split_validation(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:
     """The samples of a `share` of the identities, or those of the others. They are chosen by a hash: one that is added or
     removed changes the choice by one at most."""

@@ -61,7 +61,6 @@ class Reader:
     by_scene: bool = False  # the protocol excludes by scene in place of camera (docs/method.md)
     labelled: bool = True
     first_camera: int = 1  # its number in the file names
-    trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
     # DATASETS.ROOT_DIR → folder or table, where that is not the first one of `layout`
     locate: Callable[[Path], Path] | None = None
     # counts by split (reports/data.py)

@@ -114,7 +114,6 @@ READERS = {
     "Synthetic": Reader(
         lambda root, split: read_rgbnt201(locate_synthetic(root).parent, split),
         layout="[/synthetic]" + RGBNT201_LAYOUT,
-        trained_as=("RGBNT201",),
         locate=locate_synthetic,
     ),
 }

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
-from demo_sdtps.datasets import Sample, check_labelled, check_trained_on, find_reader, read_splits
+from demo_sdtps.datasets import Sample, check_labelled, find_reader, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import Batch, batches, test_loader
 from demo_sdtps.evaluation.distances import (
@@ -74,17 +74,16 @@ def load_model_and_data(
     if exported and is_exported(cfg.TEST.WEIGHT):
         model: Any = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
         model.check_settings(cfg)
-        origin, path, known = model.about["origin"], model.path, model.cameras
+        path, known = model.path, model.cameras
     else:
         checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
-        origin, path = checkpoint.origin, checkpoint.path
+        path = checkpoint.path
         model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
         load_weights(model, checkpoint, cfg)
         known = model.backbone.cameras
         model = model.eval().to(device)
         if cfg.MODEL.COMPILE:
             compile_model(model, device)
-    check_trained_on(cfg, origin.get("dataset"), path)
     samples = read_splits(cfg, splits)
     check_equal(samples, "samples")
     cameras = 1 + max(sample.camera for members in samples.values() for sample in members)

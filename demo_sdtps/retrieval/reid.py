@@ -18,7 +18,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.config.common import TOP, UNSHARED
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten, get_cfg, with_values
-from demo_sdtps.datasets import Sample, check_trained_on, trained_cameras
+from demo_sdtps.datasets import Sample, trained_cameras
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.distances import Comparison, Side, make_comparison, set_distances
@@ -317,7 +317,6 @@ def make_extractor(cfg: CfgNode) -> "Extractor":
     origin = {"commit": commit, "metrics": metrics.get(checkpoint.origin.get("epoch"))}
     origin |= {**checkpoint.origin, "calibration": stored_calibration(checkpoint)}
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
-    check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     loading.load_weights(extractor.model, checkpoint, cfg)
     return extractor
 

@@ -154,12 +154,6 @@ def test_the_commands_take_every_name(names, places, tiny_root, command):
         assert "WARNING" not in stderr
 
 
-def test_another_data_set_is_refused_of_a_saved_model_too(places, tiny_root, command):
-    words = ("--weight", places / "saved", "DATASETS.NAMES", "MSVR310")
-    code, _, stderr = command(test_net.main, *words)
-    assert code == 2 and "were trained on Synthetic, but the configuration is for MSVR310" in stderr
-
-
 @pytest.mark.parametrize("name", ["runs/none.pth", "."])
 def test_what_is_no_model_is_told(tmp_path, monkeypatch, command, name):
     monkeypatch.chdir(tmp_path)
