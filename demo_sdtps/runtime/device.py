@@ -25,15 +25,10 @@ def choose_device(cfg: CfgNode) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
         name = f"cuda:{local_rank() if env_world_size() > 1 else int(cfg.MODEL.DEVICE_ID)}"
-    elif name != "cpu" and env_world_size() > 1:
-        raise UserError(
-            f"MODEL.DEVICE is {name}, but each of several processes needs a GPU of its own; set it to auto."
-        )
     device = torch.device(name)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
         raise UserError(
-            f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) does not exist: torch can use {torch.cuda.device_count()} CUDA "
-            "devices here; set MODEL.DEVICE to 'cpu' or choose another GPU."
+            f"The GPU {name} (MODEL.DEVICE, MODEL.DEVICE_ID) is none of {torch.cuda.device_count()} here; set another or cpu."
         )
     return device
 
@@ -82,23 +77,12 @@ def deterministic_backward() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-class ConsoleFormatter(logging.Formatter):
-    """The message alone, of a warning or an error with its level."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return f"{record.levelname}: {text}" if record.levelno >= logging.WARNING else text
-
-
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Context manager: log to the console, around progress bars, and append to the file at `path`."""
+    logging.basicConfig(format="%(levelname)s %(message)s")  # unless the user's program has done it
     root = logging.getLogger()
     root.setLevel(logging.INFO)
-    if not root.handlers:
-        console = logging.StreamHandler()
-        console.setFormatter(ConsoleFormatter())
-        root.addHandler(console)
     file = logging.FileHandler(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root.addHandler(file)

@@ -25,9 +25,6 @@ from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 
 Item = TypeVar("Item")
 
-PEER_ENDED = re.compile("closed by peer|reset by peer|Broken pipe|ncclRemoteError")
-"""The errors of gloo and NCCL after another process has ended; their other errors keep their trace."""
-
 TIMEOUT = timedelta(minutes=30)
 """Time-out of the collectives of training, and of the start of all processes."""
 
@@ -80,7 +77,8 @@ def init_distributed() -> Iterator[None]:
         yield
         all_gather_object(None)  # all leave together: the others may still wait for rank 0
     except RuntimeError as error:
-        if PEER_ENDED.search(str(error)):
+        # of gloo and NCCL; their other errors keep their trace
+        if re.search("closed by peer|reset by peer|Broken pipe|ncclRemoteError", str(error)):
             raise UserError(
                 "Another process of this run has ended; its own message gives the reason."
             ) from None
@@ -93,8 +91,7 @@ def check_launch(cfg: CfgNode) -> None:
     """Raise `UserError` where MODEL.DIST_TRAIN is set without torchrun, and as `check_divisible`."""
     if cfg.MODEL.DIST_TRAIN and "WORLD_SIZE" not in os.environ:
         raise UserError(
-            "MODEL.DIST_TRAIN is True, but this is a single process; use torchrun --nproc_per_node=K train_net.py …, or set it "
-            "to False."
+            "MODEL.DIST_TRAIN is True, but this is one process; use torchrun --nproc_per_node=K, or set it to False."
         )
     groups, what = cfg.SOLVER.IMS_PER_BATCH, "triplets"
     if cfg.DATALOADER.SAMPLER != "softmax":

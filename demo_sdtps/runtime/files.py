@@ -77,9 +77,7 @@ def lock_file(file: Path, what: str) -> Iterator[None]:
             if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
                 raise UserError(f"{what} cannot be written ({error}); choose another.") from None
             logger.warning(
-                "%s is not locked, as its file system has no locks (%s): start one command there at a time.",
-                what,
-                error,
+                f"{what} is not locked, as its file system has no locks ({error}): start one command there at a time."
             )
         yield
     finally:
@@ -108,21 +106,18 @@ def has_form(content: object, form: Any) -> bool:
     return isinstance(content, form)
 
 
-def read_json(path: Path, form: Any, default: Any = None, advice: str = "") -> Any:
-    """Content of a JSON file of a form (`has_form`), `default` where there is none. A file that is damaged or has another form
-    is refused with `advice`; without it it counts as missing, with a warning."""
+def read_json(path: Path, form: Any, default: Any = None, advice: str = "remove it") -> Any:
+    """Content of a JSON file of a form (`has_form`), `default` where there is none. Raises `UserError`, with `advice`, for one
+    that is damaged or has another form."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return default
     except (OSError, ValueError, RecursionError):
         content = None
-    if content is not None and has_form(content, form):
-        return content
-    if advice:
+    if content is None or not has_form(content, form):
         raise UserError(f"{path} is damaged, or not as this version writes it; {advice}.")
-    logger.warning("%s is damaged, or not as this version writes it, and counts as missing.", path)
-    return default
+    return content
 
 
 def write_json(path: Path, content: object) -> None:
