@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.rows import Row, check_near, compare
-from demo_sdtps.evaluation.distances import matrix_distances, squared_distances
+from demo_sdtps.evaluation.distances import k_reciprocal, matrix_distances, squared_distances
 from demo_sdtps.evaluation.metrics import Labels, Ranking, score_distances
-from demo_sdtps.evaluation.reranking import k_reciprocal
 from tests.reference import demo_ranking
 
 CAMERA_COUNT = 6

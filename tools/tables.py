@@ -62,7 +62,7 @@ REFERENCE = {
         "demo_sdtps.modeling.backbones",
         "demo_sdtps.datasets.base",
         "demo_sdtps.evaluation.metrics.evaluate_ranking",
-        "demo_sdtps.evaluation.reranking.k_reciprocal",
+        "demo_sdtps.evaluation.distances.k_reciprocal",
         "demo_sdtps.training.optim.make_scheduler",
     ],
     "seps": ["seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"],

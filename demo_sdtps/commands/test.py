@@ -16,7 +16,6 @@ def main() -> None:
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
     with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation import protocol, tables
-        from demo_sdtps.evaluation.distances import describe_incomparable, make_comparison
         from demo_sdtps.evaluation.protocol import load_model_and_data
         from demo_sdtps.runtime.distributed import is_main
 
@@ -37,9 +36,6 @@ def main() -> None:
             is_all = cfg.TEST.MISS == "all"
             table = tables.missing_table(cases) if is_all else tables.reid_table(*cases.values())
             content, lines = {"cases": cases}, [table]
-            query, gallery = (data.present[rows] for rows in (data.query, data.gallery))
-            if text := describe_incomparable(make_comparison(cfg, 1), query, gallery):
-                lines.append(f"WARNING: {text}, otherwise their matches rank last.")
         if is_main():
             caption = tables.reid_caption(cfg, data)
             if arguments.json:

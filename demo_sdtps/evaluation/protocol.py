@@ -5,7 +5,7 @@ for any cases of missing modalities, and the ranking of each return pattern, or 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, product
+from itertools import compress, product, starmap
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,13 @@ from demo_sdtps.evaluation.distances import (
     Distances,
     Side,
     check_finite,
-    find_incomparable,
     make_comparison,
     matrix_distances,
     measure_distances,
     present_modalities,
+    rerank,
 )
 from demo_sdtps.evaluation.metrics import Labels, Ranking, score_distances
-from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import DeMo, EncodedTriplets, make_model, missing_modalities
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
@@ -427,7 +426,8 @@ def rank_sets(
     scores: dict[str, dict[str, dict[str, float | None]]] = {"mAP": {}, "Rank-1": {}}
     for (one, (query, _)), (other, (_, gallery)) in product(sides.items(), repeat=2):
         cell: list[float | None] = [None, None]
-        if len(find_incomparable(comparison, query[1], gallery[1])) < len(data.query):
+        sets = product(*(comparison.groups(present) for _, present in (query, gallery)))
+        if any(starmap(comparison.is_defined, sets)):
             ranking = score_distances(measure_distances(comparison, query, gallery), *data.labels)
             cell = [ranking.mAP, ranking.rank(1)]
         for rows, value in zip(scores.values(), cell, strict=True):

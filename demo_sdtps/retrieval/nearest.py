@@ -20,8 +20,8 @@ from demo_sdtps.evaluation.distances import (
     Side,
     check_finite,
     cohort_scales,
+    rerank,
 )
-from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.retrieval.features import modality_mask
 from demo_sdtps.runtime.progress import progress
 

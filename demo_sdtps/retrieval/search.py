@@ -27,9 +27,10 @@ from demo_sdtps.datasets.own import read_triplets
 from demo_sdtps.evaluation.distances import (
     Comparison,
     Side,
-    describe_incomparable,
     make_comparison,
+    names_present,
     present_modalities,
+    set_name,
 )
 from demo_sdtps.evaluation.protocol import prepare_evaluation
 from demo_sdtps.retrieval.features import as_text, describe_features
@@ -105,8 +106,7 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     total, cameras = table.handle.count_rows(), describe_cameras(reid, [*gallery, *queries])
     print_lines(f"Index {place}: {total} triplets ({counts or 'no change'})", *cameras)
     comparison, (stored, side) = make_comparison(cfg, pattern), table.side(arguments.where)
-    if text := describe_incomparable(comparison, query[1], side[1]):
-        print_lines(text)
+    print_lines(*describe_incomparable(comparison, query[1], side[1]))
     hits: list[list[Hit]] = [[] for _ in queries]
     if queries and len(stored):
         triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
@@ -169,6 +169,22 @@ def describe_cameras(reid: Reid, triplets: Sequence[Triplet]) -> list[str]:
     ]
 
 
+def describe_incomparable(
+    comparison: Comparison, query: np.ndarray, gallery: np.ndarray
+) -> list[str]:
+    """A line on the queries that have a distance from nothing in the gallery, if any, by what is `present` in both."""
+    others, lonely = comparison.groups(gallery), np.zeros(len(query), bool)
+    for one, rows in comparison.groups(query).items():
+        lonely[rows] = not any(comparison.is_defined(one, other) for other in others)
+    names = ", ".join(sorted({set_name(names_present(row)) for row in query[lonely]}))
+    if not names:
+        return []
+    return [
+        f"Queries without a modality in common with any of the gallery: {lonely.sum()} of {len(query)} ({names}); "
+        "TEST.CROSS_MODAL_DISTANCE all compares them"
+    ]
+
+
 def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:
     """Below runs/search, by the gallery's name, and a digest of its path and of what the features depend on."""
     place = gallery.resolve()
@@ -200,7 +216,7 @@ def open_index(
 
     here, types = str(gallery.resolve()), {name: pa.string() for name in COLUMNS}
     for label in dict.fromkeys(label for triplet in triplets for label in triplet.labels):
-        if label in (*COLUMNS, FEATURE) or not label or {".", "`"} & {*label}:
+        if label in (*COLUMNS, FEATURE):
             raise UserError(
                 f"The index has no column {label!r} for a label of {gallery}; rename it."
             )

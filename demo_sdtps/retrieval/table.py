@@ -116,9 +116,13 @@ def create_table(
     replace: bool = False,
 ) -> Table:
     """A new table with what it records, these columns, Arrow's types by name, the name first, and features of `width` numbers;
-    with `replace` in place of the one that is there, if any, whatever is in it."""
+    with `replace` in place of the one that is there, if any, whatever is in it. Raises `UserError` for names that LanceDB does
+    not take."""
     import pyarrow as pa
 
+    for name in columns:
+        if not name or {".", "`"} & {*name}:
+            raise UserError(f"The table {place} can have no column {name!r}; rename the label.")
     texts = {key: json.dumps(value) for key, value in facts.items()}
     fields = [*columns.items(), (FEATURE, pa.list_(pa.float32(), width))]
     key = pa.field(*fields[0], False, {"lance-schema:unenforced-primary-key:position": "1"})

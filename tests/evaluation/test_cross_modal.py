@@ -26,6 +26,7 @@ from tiny import SHALLOW, random_images, tiny_model
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
+from demo_sdtps.evaluation.distances import k_reciprocal, rerank
 from demo_sdtps.evaluation.protocol import (
     CASES,
     extract_features,
@@ -35,7 +36,6 @@ from demo_sdtps.evaluation.protocol import (
     modality_sets,
     rank_sets,
 )
-from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
 from demo_sdtps.modeling.modalities import SUBSETS
 from tests.reference import cross_modal as plain
 from tests.reference import ranking

@@ -8,9 +8,8 @@ from golden_cases import load_case
 from numeric import assert_close, generator
 from ranking_cases import LargestResult, cosine_error, near_ties, rank_distances, roundings
 
-from demo_sdtps.evaluation import distances, reranking
-from demo_sdtps.evaluation.distances import Comparison, complete_side
-from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.evaluation import distances
+from demo_sdtps.evaluation.distances import Comparison, complete_side, k_reciprocal
 from tests.reference import reranking as plain
 
 
@@ -135,7 +134,7 @@ def test_twins_are_exactly_as_far(monkeypatch, kept):
     monkeypatch.setattr(distances, "BLOCK_ELEMENTS", 7 * 300)
     features = F.normalize(torch.cat(clusters(6, 40, 60, dim=517, ranks=[])), dim=1)
     sides = complete_side(features.repeat(2, 1)), complete_side(features)
-    pairs = reranking.pair_distances(Comparison(), *sides)
+    pairs = distances.pair_distances(Comparison(), *sides)
     distance = torch.cat([block for _, block in pairs.blocks()])
     assert (distance.diagonal() == 0).all()
     assert torch.equal(distance, distance[:, :100].repeat(1, 3))

@@ -7,13 +7,13 @@ from commands import CONFIG, cli_args_for, distance_rounding, squared_distances,
 
 from demo_sdtps.commands import evaluate
 from demo_sdtps.config import load_cfg
+from demo_sdtps.evaluation.distances import k_reciprocal
 from demo_sdtps.evaluation.protocol import (
     extract_features,
     load_model_and_data,
     make_test_data,
     normalise,
 )
-from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.reports import figures
 
 

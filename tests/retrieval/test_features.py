@@ -10,10 +10,15 @@ from ranking_cases import random_case
 
 import demo_sdtps
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.evaluation.distances import Comparison, NotFiniteError, set_distances
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    NotFiniteError,
+    k_reciprocal,
+    rerank,
+    set_distances,
+)
 from demo_sdtps.evaluation.metrics import evaluate_ranking
 from demo_sdtps.evaluation.protocol import normalise
-from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
 from demo_sdtps.retrieval.table import create_table
 
 pytestmark = pytest.mark.usefixtures("shallow")

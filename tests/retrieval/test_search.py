@@ -17,8 +17,7 @@ from numeric import assert_close, assert_order, generator, numpy_generator, tole
 from ranking_cases import near_ties, roundings
 
 from demo_sdtps.evaluation import distances as distance_module
-from demo_sdtps.evaluation.distances import Comparison
-from demo_sdtps.evaluation.reranking import rerank
+from demo_sdtps.evaluation.distances import Comparison, rerank
 from demo_sdtps.retrieval import nearest
 from tests.reference import cross_modal, reranking
 from tests.reference import search as reference
