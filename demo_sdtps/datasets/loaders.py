@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map
@@ -147,11 +147,6 @@ def shuffled_batches(
             f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower it."
         )
     return samplers.ShuffledBatchSampler(count, batch_size, seed)
-
-
-def epoch_sampler(loader: DataLoader) -> samplers.EpochBatchSampler:
-    """The batch sampler of a training loader; DataLoader's type hides its class."""
-    return cast(samplers.EpochBatchSampler, loader.batch_sampler)
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:

@@ -112,10 +112,10 @@ def read_triplets(
         triplets = read_query(place, folders, modalities)
     else:
         triplets = read_folder(place, folders, modalities)
-    names = [name_labels(pattern, one.name) if pattern else {} for one in triplets]
     output = []
-    for one, labels in zip(triplets, names, strict=True):
-        labels = ({"camera": camera} if camera else {}) | dict(one.labels) | labels
+    for one in triplets:
+        labels = ({"camera": camera} if camera else {}) | dict(one.labels)
+        labels |= name_labels(pattern, one.name) if pattern else {}
         labels.pop("split", None)
         output.append(replace(one, labels=labels))
     return output

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.loaders import batches, epoch_sampler
+from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.modeling.precision import check_finite
 from demo_sdtps.runtime.device import autocast, deterministic_backward
 from demo_sdtps.runtime.distributed import world_size
@@ -69,7 +69,7 @@ def fit(
         run.report(0, {}, evaluate(0))
     for epoch in range(run.epoch + 1, solver.MAX_EPOCHS + 1):
         begin_epoch(epoch)
-        epoch_sampler(loader).begin(epoch)
+        loader.batch_sampler.begin(epoch)  # type: ignore[union-attr]  # an `EpochBatchSampler`
         model.train()
         meter, title = Meter(epoch), f"epoch {epoch}/{solver.MAX_EPOCHS}"
         bar = progress(batches(loader), title, len(loader), unit="batch")

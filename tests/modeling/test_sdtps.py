@@ -1,7 +1,6 @@
 """SDTPS against a slow version of itself: what guides the choice, its Gumbel noise, and its errors."""
 
 import math
-from functools import lru_cache
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from sdtps_cases import (
     assert_like_reference,
     build,
     draw,
-    flat,
     random_sum,
 )
 
@@ -112,36 +110,6 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
 
     random_sum(15, actual).backward()
     assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *gumbel.parameters()))
-
-
-@lru_cache
-def gradient_norms(*gumbel):
-    """Norms of the gradients at the tokens and at the score MLP, each over 8 batches together."""
-    at_tokens, at_scorers = [], []
-    for seed in range(8):
-        module = build(seed, 16, 20, 0.5, 0.4, 0.25, *gumbel)
-        tokens, global_feats = draw(seed + 100, 3, 16, 20)
-        torch.manual_seed(shift_seed(seed + 200))
-        random_sum(seed + 300, module(*tokens, *global_feats)[:3]).backward()
-        at_tokens += [tensor.grad for tensor in tokens]
-        at_scorers += [
-            parameter.grad
-            for name, parameter in module.named_parameters()
-            if "score_predictor" in name
-        ]
-    return flat(at_tokens).norm(), flat(at_scorers).norm()
-
-
-@pytest.mark.parametrize("tau", [0.1, 5.0])
-@SELECTS
-def test_gumbel_gradients_keep_their_size(select, tau):
-    """The form that subtracts (1 - D)·1e10 from the logits multiplies them by as much.
-
-    Of several batches, as at tau 0.1 the softmax is almost one patch, which may be one that matters, and its gradient has the
-    factor 1 / tau.
-    """
-    norms = zip(gradient_norms(True, tau, select), gradient_norms(), strict=True)
-    assert all(0.1 < noisy / plain < 10 * max(1, 1 / tau) for noisy, plain in norms)
 
 
 def test_selection_is_sampling_without_replacement():

@@ -118,15 +118,6 @@ def test_training_returns_another_pair_and_reaches_every_new_parameter(build, op
         assert name.endswith("aggr.weight.3.bias") or gradient.norm() > 1e-7, name
 
 
-def test_the_module_has_the_settings_of_the_keys(build):
-    gumbel = {"use_gumbel": True, "gumbel_tau": 5.0, "gumbel_select": True}
-    keys = [
-        word for name, value in gumbel.items() for word in (f"MODEL.SDTPS_{name.upper()}", value)
-    ]
-    sparse = build(*keys).sdtps.tir_sparse
-    assert (sparse.gumbel_tau, sparse.gumbel_select) == (5.0, True)
-
-
 def test_a_patched_model_is_one_of_the_checkouts(build):
     model = build(*FUSED)
     order = [kind.__name__ for kind in type(model).__mro__]
