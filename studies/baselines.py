@@ -85,15 +85,7 @@ class Baseline(Score):
     """A method that acts by what the next block computes: `Score.run` with the block. A subclass says which patches are kept,
     and what becomes of the others."""
 
-    def run(
-        self,
-        block: Block,
-        values: torch.Tensor,
-        state: State,
-        keep: int,
-        merge: bool,
-        positions: torch.Tensor | None = None,
-    ) -> Step:
+    def run(self, block: Block, values: torch.Tensor, state: State, keep: int, merge: bool) -> Step:
         rope = state.arguments(values, block.arguments).get("rope")
         rows = Rows(values, state, keep, block.module, rope)
         score = self.rank(rows)

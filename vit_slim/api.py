@@ -55,26 +55,22 @@ def slim(
                 f"{type(module).__name__} in {kind} is slimmed, compiled or wrapped already; slim the plain model, after "
                 "vit_slim.unslim where it is slimmed, and compile or wrap it then."
             )
-    if operations is not None and (keep is not None or not 0 < operations <= 1):
-        raise UserError(
-            f"operations is {operations!r} and keep {keep}; give one of them, operations as a share in (0, 1]."
-        )
     shares = (KEEP,) * len(blocks) if keep is None else keep
     copies = (copy.deepcopy(score) for _ in blocks[1:])
     scores: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
-    is_rising = list(blocks) == sorted(set(blocks))
-    if not (is_rising and 0 < len(blocks) == len(shares) == len(scores)) or not all(
-        0 < share <= 1 for share in shares
+    names = [one if isinstance(one, str) else type(one).__name__ for one in scores]
+    if not (
+        list(blocks) == sorted(set(blocks))
+        and 0 < len(blocks) == len(shares) == len(scores)
+        and all(0 < share <= 1 for share in shares)
+        and (operations is None or (keep is None and 0 < operations <= 1))
+        and all(isinstance(one, Score) or one in SCORES for one in scores)
     ):
         raise UserError(
-            f"blocks is {blocks!r}, keep {keep!r} and score {score!r}, but there must be rising whole numbers, and for each "
-            "one share in (0, 1] and one score, such as (0, 4) and (0.5, 0.5)."
+            f"blocks is {blocks!r}, keep {keep!r}, operations {operations!r} and score {names}, but there must be rising whole "
+            "numbers, for each one share in (0, 1], such as (0, 4) and (0.5, 0.5), or in place of these shares operations, and "
+            f"for each one score, a Score or {' or '.join(map(repr, SCORES))}{nearest_name(score, SCORES)}."
         )
-    for one in scores:
-        if not (isinstance(one, Score) or one in SCORES):
-            raise UserError(
-                f"score is {one!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score{nearest_name(one, SCORES)}."
-            )
     towers = find_towers(model, blocks_at, prefix)
     check_stages(blocks, min(len(tower.blocks) for tower in towers), "blocks", kind)
     width = towers[0].patches.out_channels
@@ -98,19 +94,14 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
 
     Raises `UserError` where that forward had no loss, or one without gradient, as in reentrant checkpointing.
     """
-    find_slimming(model)
     slims = [module for module in model.modules() if isinstance(module, Slimming)]
     losses = [loss for slimming in slims for loss in slimming.losses]
-    if not losses:
-        raise UserError(
-            "The last forward has no loss of a score; call the model in training mode, and slim it by a score that learns, "
-            "such as 'self_supervised'."
-        )
     learns = any(weight.requires_grad for one in slims for weight in one.parameters())
-    if torch.is_grad_enabled() and learns and not any(loss.requires_grad for loss in losses):
+    needs_gradient = torch.is_grad_enabled() and learns
+    if not losses or (needs_gradient and not any(loss.requires_grad for loss in losses)):
         raise UserError(
-            "The loss of the score has no gradient, as the forward had none; where checkpointing computes it again, use "
-            "use_reentrant=False."
+            "The last forward has no loss of a score with a gradient; call the slimmed model in training mode, slim it by a "
+            "score that learns, such as 'self_supervised', and use use_reentrant=False where checkpointing computes it again."
         )
     return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
 

@@ -19,7 +19,6 @@ class Saliency(Score):
     reads_saliency = True
 
     def score(self, tokens: torch.Tensor, context: State) -> torch.Tensor:
-        assert context.saliency is not None
         return context.saliency.gather(1, context.places(tokens))
 
 
@@ -97,7 +96,6 @@ class SelfSupervised(Score):
     def loss(self, scores: torch.Tensor, context: State) -> torch.Tensor | None:
         if not self.training:
             return None
-        assert context.saliency is not None
         total = context.saliency
         masks = above_otsu(context.sum_of_present(total) if context.shared else total)
         masks = masks.gather(1, context.places(scores))

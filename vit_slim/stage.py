@@ -8,7 +8,7 @@ wrap.py has the stages of a model (`Slimming`).
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from math import ceil, prod
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -33,11 +33,12 @@ class State:
     shared: bool = False  # whether the images of all names keep the same patches
     images: torch.Tensor | None = None  # (B, 3, H, W)
     missing: torch.Tensor | None = None  # whether an image is zeros, (B, 1) bool; None: none is
-    # (B, N) float32 of the whole grid of N patches, where a score reads it
-    saliency: torch.Tensor | None = None
+    saliency: Any = None  # (B, N) float32 of the whole grid of N patches, where a score reads it
     extra: int = 0  # E
     # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
     positions: torch.Tensor | None = None
+    # (B, K) int64: what the next stage keeps, in a block that is computed again for the backward pass
+    choice: torch.Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -66,23 +67,19 @@ class State:
 
     def arguments(self, values: torch.Tensor, whole: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a block by name, for tokens (B, L, C), of those for the whole grid."""
-        if self.positions is None:
-            return dict(whole)
-        return {
-            name: PER_POSITION[name](value, self)
-            if name in PER_POSITION and value is not None
-            else value
-            for name, value in whole.items()
-        }
+        arguments = dict(whole)
+        for name, change in PER_POSITION.items() if self.positions is not None else ():
+            if whole.get(name) is not None:
+                arguments[name] = change(whole[name], self)
+        return arguments
 
 
 def rotary(rope: torch.Tensor, state: State) -> torch.Tensor:
     """timm's rotary embedding of all patches, sines and cosines (N, D), (heads, N, D) or (B, heads, N, D), for those of
     `state` → (B, heads or 1, n + E, D); the extra tokens are not rotated."""
-    assert state.positions is not None
     sines, cosines = rope[..., :1, :].chunk(2, dim=-1)
     still = torch.cat([torch.zeros_like(sines), torch.ones_like(cosines)], dim=-1)
-    return gather_rows(rope, state.positions, -2, still, state.extra)
+    return gather_rows(rope, state, -2, still)
 
 
 def rotary_pair(pair: tuple[torch.Tensor, torch.Tensor], state: State) -> tuple[torch.Tensor, ...]:
@@ -93,23 +90,19 @@ def rotary_pair(pair: tuple[torch.Tensor, torch.Tensor], state: State) -> tuple[
 def attention_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
     """A mask of attention between all L tokens, (L, L) or (B or 1, heads or 1, L or 1, L), for `state` → (B, heads or 1, L' or
     1, L'). Extra tokens are seen: true, or 0 where the mask is added."""
-    positions, length = state.positions, mask.shape[-1]
-    assert positions is not None
-    prefix = torch.arange(length - prod(state.grid), device=positions.device)
-    index = torch.cat([prefix.expand(len(positions), -1), positions + len(prefix)], dim=1)
-    for dim in (-2, -1):
-        if mask.shape[dim] == length:
-            visible = torch.full_like(mask.narrow(dim, 0, 1), mask.dtype == torch.bool)
-            mask = gather_rows(mask, index, dim, visible, state.extra)
+    for dim in (-2, -1) if mask.shape[-2] > 1 else (-1,):
+        visible = torch.full_like(mask.narrow(dim, 0, 1), mask.dtype == torch.bool)
+        mask = gather_rows(mask, state, dim, visible)
     return mask
 
 
-def gather_rows(
-    values: torch.Tensor, index: torch.Tensor, dim: int, row: torch.Tensor, extra: int
-) -> torch.Tensor:
-    """values (B or 1, heads or 1, …, …) of up to four dimensions, at index (B, K) along `dim`, -2 or -1, and `extra` times
-    `row`, of length 1 along it."""
-    index = F.pad(index, (0, extra), value=values.shape[dim])
+def gather_rows(values: torch.Tensor, state: State, dim: int, row: torch.Tensor) -> torch.Tensor:
+    """values (B or 1, heads or 1, …, …) of up to four dimensions that have the patches of the grid along `dim`, -2 or -1, and
+    before them as many others as there are → those of `state`, and E times `row`, of length 1 along it."""
+    assert state.positions is not None
+    prefix = torch.arange(values.shape[dim] - prod(state.grid), device=values.device)
+    rows = prefix.expand(len(state.positions), -1), state.positions + len(prefix)
+    index = F.pad(torch.cat(rows, dim=1), (0, state.extra), value=values.shape[dim])
     values = torch.cat([values, row], dim=dim)
     values = values.reshape(*[1] * (4 - values.ndim), *values.shape).expand(len(index), -1, -1, -1)
     shape = list(values.shape)
@@ -174,53 +167,30 @@ class Score(nn.Module):
         """A loss of the scores (B, n) in training, a scalar with its weight; None for none."""
         return None
 
-    def run(
-        self,
-        block: Block,
-        values: torch.Tensor,
-        state: State,
-        keep: int,
-        merge: bool,
-        positions: torch.Tensor | None = None,
-    ) -> Step:
+    def run(self, block: Block, values: torch.Tensor, state: State, keep: int, merge: bool) -> Step:
         """The stage and the block after it: the block's input (B, L, C) → its output, with the state after the stage.
 
         A method that drops or merges between attention and MLP (ToMe, EViT) defines this in place of `score`: it computes the
-        parts of `block.module`, with `state.arguments(values, block.arguments)`, and leaves `keep` patches. `positions` as in
-        `run_stage`.
+        parts of `block.module`, with `state.arguments(values, block.arguments)`, and leaves `keep` patches.
         """
-        step = run_stage(values, state, self, keep, merge, positions)
+        step = run_stage(values, state, self, keep, merge)
         return step._replace(values=block.run(step.values, step.state))
 
 
 def run_stage(
-    values: torch.Tensor,
-    state: State,
-    scorer: Score,
-    keep: int,
-    merge: bool = True,
-    positions: torch.Tensor | None = None,
+    values: torch.Tensor, state: State, scorer: Score, keep: int, merge: bool = True
 ) -> Step:
-    """A stage on the input (B, L, C) of the block after it, which leaves `keep` patches by a score, and merges the others.
-    `positions` (B, keep) are the patches to keep where these are known: blocks that are computed again for the backward pass
-    keep what they kept."""
+    """A stage on the input (B, L, C) of the block after it, which leaves `keep` patches by a score, and merges the others."""
     patches = state.split(values)[1]
     score = scorer.score(patches, state)
-    if score.shape != patches.shape[:2]:
-        raise UserError(
-            f"The score {type(scorer).__name__} gives {tuple(score.shape)}, but one number for each patch was expected, "
-            f"{tuple(patches.shape[:2])}; correct its method score."
-        )
     loss = scorer.loss(score, state)
     if state.shared:
         score = state.sum_of_present(score)
     if keep == state.count:
         return Step(values, state, score, loss)
-    kept = (
-        best(score, keep).sort(dim=1).values  # in the order of the grid
-        if positions is None
-        else torch.searchsorted(state.places(values), positions)
-    )
+    kept = best(score, keep).sort(dim=1).values  # in the order of the grid
+    if state.choice is not None:
+        kept = torch.searchsorted(state.places(values), state.choice)
     remaining, after = keep_tokens(values, state, kept)
     if merge:
         # Means with the softmax of the logits as weights, as the softmax over all patches is 0 at those far below the best;
@@ -250,7 +220,8 @@ def keep_tokens(
     # Several times as fast on a CPU as gather, whose index is as large as its result.
     rows = patches[torch.arange(patches.shape[0], device=kept.device).unsqueeze(-1), kept]
     positions = state.places(values).gather(1, kept)
-    return torch.cat([prefix, rows, extra], dim=1), replace(state, positions=positions)
+    state = replace(state, positions=positions, choice=None)
+    return torch.cat([prefix, rows, extra], dim=1), state
 
 
 def split_rows(rows: torch.Tensor, names: Collection[str]) -> dict[str, torch.Tensor]:
@@ -265,16 +236,3 @@ def check_stages(blocks: Sequence[int], depth: int, name: str, what: str) -> Non
         raise UserError(
             f"{name} is {list(blocks)}, but {what} has {depth} blocks; choose among 0 (its input) to {depth - 1}."
         )
-
-
-def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep") -> tuple[int, ...]:
-    """Patches that stages leave of a grid of `patches`, each its share of those of the stage before, rounded up."""
-    counts = []
-    for share in shares:
-        if patches * share < 1:
-            raise UserError(
-                f"{name} is {list(shares)}, but {share} of {patches} patches is less than one; raise it."
-            )
-        patches = ceil(round(patches * share, 6))
-        counts.append(patches)
-    return tuple(counts)

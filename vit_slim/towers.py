@@ -2,9 +2,8 @@
 stages may keep within a share of their operations (docs/slim.md)."""
 
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from inspect import signature
 from itertools import accumulate
 
 import torch
@@ -22,16 +21,27 @@ PREFIX_TOKENS = r"\b(cls|class|dist|distillation|reg|register)_(token|tokens|emb
 """Names of the parameters that are tokens before the patches."""
 
 
-@dataclass(frozen=True)
 class Tower:
-    """A Vision Transformer in a module. Before its patches there are prefix tokens (class token, registers)."""
+    """A Vision Transformer: the module `owner` of a list of blocks and a patch convolution. Before its patches there are
+    `prefix` tokens (class token, registers)."""
 
-    owner: nn.Module  # of the blocks and the patch convolution
-    blocks: list[nn.Module]
-    patches: nn.Conv2d
-    tokens_first: bool  # (L, B, C) in place of (B, L, C)
-    prefix: int | None  # tokens before the patches; None: those that the patches leave
-    prefix_count: int  # as far as it is known before the first forward
+    def __init__(self, owner: nn.Module, blocks: nn.Module, patches: nn.Conv2d, prefix: int | None):
+        self.owner, self.blocks, self.patches = owner, list(blocks.children()), patches
+        if getattr(owner, "local_feature", False):  # TransReID's head has copies of the last block
+            self.blocks.pop()
+        self.arguments = tuple(signature(self.blocks[0].forward).parameters)  # of each block
+        # Of the weights that multiply each token in a block, the number.
+        matrices = [[each for each in block.parameters() if each.ndim > 1] for block in self.blocks]
+        self.weights = [sum(map(torch.numel, each)) for each in matrices]
+        # (L, B, C) in place of (B, L, C): nn.MultiheadAttention, and open_clip's own attention.
+        orders = [getattr(part, "batch_first", None) for part in self.blocks[0].modules()]
+        self.tokens_first = False in orders
+        # timm's; None: as many as the patches leave
+        self.prefix = getattr(owner, "num_prefix_tokens", None) if prefix is None else prefix
+        named = owner.named_parameters()
+        tokens = [weight.numel() for name, weight in named if re.search(PREFIX_TOKENS, name)]
+        # as far as it is known before the first forward
+        self.prefix_count: int = self.prefix or sum(tokens) // patches.out_channels
 
     def swap(self, values: torch.Tensor) -> torch.Tensor:
         """Tokens as the blocks see them → (B, L, C), and back."""
@@ -51,61 +61,36 @@ def find_towers(
                 f"{type(module).__name__} in {kind} attends in windows or with fixed biases, masks patches at random, or "
                 "lays them out as a grid, so that none can be left out; slim another backbone, or the encoder alone."
             )
-    if blocks_at and not isinstance(modules.get(blocks_at), (nn.Sequential, nn.ModuleList)):
-        raise UserError(
-            f"blocks_at is {blocks_at!r}, but {kind} has no list of blocks there; give the path of an nn.Sequential or "
-            "nn.ModuleList."
-        )
-    towers: dict[nn.Conv2d, tuple[str, str, list[nn.Conv2d]]] = {}
-    for path in [blocks_at] if blocks_at else filter(lambda at: are_blocks(modules[at]), modules):
-        owner, inner, stems = path, set(modules[path].modules()), list[nn.Conv2d]()
+    towers: dict[nn.Conv2d, tuple[str, str, int]] = {}
+    for path, module in modules.items():
+        is_list = isinstance(module, (nn.Sequential, nn.ModuleList))
+        if not is_list or not (path == blocks_at if blocks_at else are_blocks(module)):
+            continue
+        owner, inner, stems = path, set(module.modules()), list[nn.Conv2d]()
         while owner and not stems:
             owner = owner.rpartition(".")[0]
-            beside = (module for module in modules[owner].modules() if module not in inner)
-            stems = [module for module in beside if isinstance(module, nn.Conv2d)]
+            beside = (other for other in modules[owner].modules() if other not in inner)
+            stems = [other for other in beside if isinstance(other, nn.Conv2d)]
         # Blocks of text reach the convolution of an image tower beside them from further away.
         if stems and (stems[0] not in towers or len(owner) > len(towers[stems[0]][0])):
-            towers[stems[0]] = owner, path, stems
-    if not towers:
+            towers[stems[0]] = owner, path, len(stems)
+    has_one = all(blocks_at or count == 1 for *_, count in towers.values())
+    if not (towers and has_one and all(stem.padding in ((0, 0), "valid") for stem in towers)):
         raise UserError(
-            f"{kind} has no Vision Transformer: no list of blocks in a module with one nn.Conv2d for the patches; name the "
-            "blocks by blocks_at."
+            f"{kind} has no Vision Transformer of a list of blocks (blocks_at is {blocks_at!r}) and, beside it, one nn.Conv2d "
+            "without padding that makes the patches; name the nn.Sequential or nn.ModuleList of blocks by blocks_at, also "
+            "where there are several convolutions of which the first makes the patches, or choose another backbone."
         )
-    for stem, (_, _, stems) in towers.items():
-        if (len(stems) > 1 and not blocks_at) or stem.padding not in ((0, 0), "valid"):
-            raise UserError(
-                f"{kind} makes its patches by several convolutions or one that pads; token pruning needs one without padding: "
-                "choose another backbone, or blocks_at if the first makes them."
-            )
-    return [
-        make_tower(modules[owner], modules[path], stem, prefix)
-        for stem, (owner, path, _) in towers.items()
-    ]
+    parts = [(modules[owner], modules[path], stem) for stem, (owner, path, _) in towers.items()]
+    return [Tower(*each, prefix) for each in parts]
 
 
-def are_blocks(module: nn.Module) -> bool:
-    """Whether a module is a list of Transformer blocks: of one class, with several matrices and no convolution each."""
-    if not isinstance(module, (nn.Sequential, nn.ModuleList)) or len({*map(type, module)}) != 1:
+def are_blocks(module: nn.Sequential | nn.ModuleList) -> bool:
+    """Whether a list is of Transformer blocks: of one class, with several matrices and no convolution each."""
+    if len({*map(type, module)}) != 1:
         return False
     has_convolution = any(isinstance(inner, nn.Conv2d) for inner in module.modules())
     return sum(weight.ndim == 2 for weight in module[0].parameters()) > 2 and not has_convolution
-
-
-def make_tower(
-    owner: nn.Module, blocks: nn.Module, patches: nn.Conv2d, prefix: int | None
-) -> Tower:
-    """The tower of a module `owner`."""
-    inner = list(blocks.children())
-    if getattr(owner, "local_feature", False):  # TransReID's; its head has copies of the last block
-        inner.pop()
-    # nn.MultiheadAttention, and open_clip's own attention.
-    tokens_first = False in [getattr(part, "batch_first", None) for part in inner[0].modules()]
-    if prefix is None:  # timm's
-        prefix = getattr(owner, "num_prefix_tokens", None)
-    named = owner.named_parameters()
-    tokens = [weight.numel() for name, weight in named if re.search(PREFIX_TOKENS, name)]
-    count = sum(tokens) // patches.out_channels if prefix is None else prefix
-    return Tower(owner, inner, patches, tokens_first, prefix, count)
 
 
 def plan_counts(
@@ -119,16 +104,17 @@ def plan_counts(
         for tower in towers:
             left, others, width = patches, tower.prefix_count, tower.patches.out_channels
             total += patches * tower.patches.weight.numel()
-            for index, block in enumerate(tower.blocks):
+            for index, weights in enumerate(tower.weights):
                 if index in blocks:
                     before, left = left, -(-left * k // patches)
                     others += merge and left < before
-                weights = sum(weight.numel() for weight in block.parameters() if weight.ndim > 1)
                 total += (left + others) * (weights + 2 * (left + others) * width)
         return total
 
-    budget = operations * macs(patches)
-    k = bisect_right(range(1, patches + 1), budget, key=macs)
+    k, limit, budget = 0, patches, operations * macs(patches)
+    while k < limit:
+        middle = (k + limit + 1) // 2
+        k, limit = (middle, limit) if macs(middle) <= budget else (k, middle - 1)
     if not k:
         raise UserError(
             f"operations is {operations:g}, but more are left where one patch is kept after block {blocks[0]}; raise it, or "

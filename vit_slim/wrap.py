@@ -10,10 +10,12 @@ Gradient checkpointing computes functions again whose input is the input of some
 their batch, so that what was kept is an input of what is computed again, whichever forward it belongs to.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
-from inspect import signature
-from math import prod
+from dataclasses import replace
+from functools import cache, partial, wraps
+from itertools import accumulate
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch import nn
 
 from vit_slim.errors import UserError
 from vit_slim.scores import saliency
-from vit_slim.stage import Block, Score, State, Step, remaining_patches
+from vit_slim.stage import Block, Score, State, Step
 from vit_slim.towers import Tower, plan_counts
 
 
@@ -64,33 +66,30 @@ class Wrapped(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Its class has no name by which pickle could find it.
-        return make_wrapped, type(self).__bases__[1:], super().__reduce_ex__(protocol)[2]
+        return new_wrapped, type(self).__bases__[1:], super().__reduce_ex__(protocol)[2]
 
 
-WRAPPED: dict[type, type] = {}
-"""The wrapped classes by their dense ones."""
+@cache
+def wrapped_class(dense: Any) -> Any:
+    """The class of wrapped modules of a dense class."""
+
+    @wraps(dense.forward)  # whose arguments torch.export reads
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.pruned(self, partial(dense.forward, self), args, kwargs)
+
+    names = {"forward": forward, "__module__": dense.__module__}
+    return type(dense.__name__, (Wrapped, dense), names)
+
+
+def new_wrapped(dense: Any) -> nn.Module:
+    """A wrapped module of a dense class, without state."""
+    return nn.Module.__new__(wrapped_class(dense))
 
 
 def wrap(module: nn.Module, pruned: Callable) -> None:
     """Let `pruned` run in place of a module's forward."""
-    dense = type(module)
-    if dense not in WRAPPED:
-
-        @wraps(dense.forward)  # whose arguments torch.export reads
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.pruned(self, partial(dense.forward, self), args, kwargs)
-
-        names = {"forward": forward, "__module__": dense.__module__}
-        WRAPPED[dense] = type(dense.__name__, (Wrapped, dense), names)
-    vars(module)["pruned"] = pruned
-    module.__class__ = WRAPPED[dense]
-
-
-def make_wrapped(dense: type[nn.Module]) -> nn.Module:
-    """A wrapped module of a dense class, without state."""
-    module = dense.__new__(dense)
-    wrap(module, unwrap)
-    return module
+    dense: Any = type(module)
+    module.__class__, vars(module)["pruned"] = wrapped_class(dense), pruned
 
 
 def unwrap(module: nn.Module) -> None:
@@ -128,19 +127,18 @@ class Slimming(nn.Module):
         self.blocks, self.keep, self.merge, self.shared = tuple(blocks), keep, merge, shared
         self.scores: Any = nn.ModuleList(scores)  # which does not know the type of its modules
         self.towers, self.operations = tuple(towers), operations
-        self.planned: dict[int, tuple[int, ...]] = {}
         self.images: list[tuple[str, torch.Tensor]] | None = None  # None: no forward is under way
         self.begin()
 
     def begin(self) -> None:
         """Forget the forward before."""
-        self.batches: list[list[Batch]] = [[] for _ in self.towers]
+        self.batches: dict[int, list[Batch]] = defaultdict(list)  # by the number of the tower
         self.losses: list[torch.Tensor] = []
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no forward under way.
-        nothing: dict[str, Any] = {"images": None, "losses": []}
-        return self.__dict__ | nothing | {"batches": [[] for _ in self.towers]}
+        nothing: dict[str, Any] = {"images": None, "losses": [], "batches": defaultdict(list)}
+        return self.__dict__ | nothing
 
     def _replicate_for_data_parallel(self) -> Any:
         raise UserError(
@@ -152,14 +150,12 @@ class Slimming(nn.Module):
         its module `home`."""
         self.to(self.towers[0].patches.weight).train(model.training)
         home.add_module("slimming", self)
-        if home is not model:
-            vars(model)["slimming"] = self
+        vars(model)["slimming"] = self
         wrap(model, self.run_model)
         for number, tower in enumerate(self.towers):
             wrap(tower.patches, partial(self.run_stem, number))
             for index, block in enumerate(tower.blocks):
-                names = tuple(signature(block.forward).parameters)
-                wrap(block, partial(self.run_block, number, index, names))
+                wrap(block, partial(self.run_block, number, index))
             if hasattr(tower.owner, "forward_intermediates"):  # timm's
                 vars(tower.owner)["forward_intermediates"] = refuse_intermediates
 
@@ -168,25 +164,16 @@ class Slimming(nn.Module):
         return any(scorer.reads_saliency for scorer in self.scores)
 
     def counts(self, patches: int) -> tuple[int, ...]:
-        """Patches of a grid of `patches` that each stage leaves."""
+        """Patches of a grid of `patches` that each stage leaves: a share of those of the stage before, rounded up."""
         if self.operations is None:
-            return remaining_patches(patches, self.keep)
-        if patches not in self.planned:
-            settings = self.operations, self.towers, self.blocks, self.merge
-            self.planned[patches] = plan_counts(*settings, patches)
-        return self.planned[patches]
+            share_of = lambda left, share: max(1, ceil(round(left * share, 6)))  # noqa: E731
+            return tuple(accumulate(self.keep, share_of, initial=patches))[1:]
+        return plan_counts(self.operations, self.towers, self.blocks, self.merge, patches)
 
-    def forward(
-        self,
-        number: int,
-        values: torch.Tensor,
-        state: State,
-        block: Block,
-        positions: torch.Tensor | None = None,
-    ) -> Step:
+    def forward(self, number: int, values: torch.Tensor, state: State, block: Block) -> Step:
         """Stage `number` and the block after it, whose input is `values` (B, L, C): `Score.run` of its score."""
         keep = self.counts(prod(state.grid))[number]
-        return self.scores[number].run(block, values, state, keep, self.merge, positions)
+        return self.scores[number].run(block, values, state, keep, self.merge)
 
     def votes(self, name: str) -> bool:
         """Whether the image `name` of a forward counts in the sum of the saliency."""
@@ -200,28 +187,24 @@ class Slimming(nn.Module):
         self.images = find_images((args, kwargs))
         try:
             output = dense(*args, **kwargs)
-            for tower, batches in zip(self.towers, self.batches, strict=True):
+            for number, batches in self.batches.items():
                 blocks = {batch.block for batch in batches}
                 # A model may embed images beside those that it encodes.
-                if blocks == {0} or blocks - {0, len(tower.blocks)}:
-                    raise UserError(
-                        f"{type(model).__name__} makes patches that do not come to all blocks: token pruning follows them "
-                        "through the blocks in their order. Name by blocks_at those after the patch convolution, and skip none "
-                        "(layerdrop)."
-                    )
+                if blocks == {0} or blocks - {0, len(self.towers[number].blocks)}:
+                    raise RuntimeError("its patches do not come to all blocks")
             return output
         except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or not any(self.batches):
+            if isinstance(error, torch.OutOfMemoryError) or not self.batches:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"{type(model).__name__} does not run where patches are left out ({reason}): what needs the whole grid, such "
-                "as heads of dense prediction or attention in windows, cannot be slimmed. If the dense model fails too, "
-                "correct its arguments."
+                "as heads of dense prediction or attention in windows, or skips blocks (layerdrop), cannot be slimmed. If the "
+                "dense model fails too, correct its arguments."
             ) from error
         finally:
             self.images = None
-            self.batches = [[] for _ in self.towers]
+            self.batches.clear()
 
     def run_stem(
         self, number: int, stem: nn.Conv2d, dense: Callable, args: tuple, kwargs: dict
@@ -231,9 +214,7 @@ class Slimming(nn.Module):
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
         score, known = partial(saliency, size=stem.kernel_size, stride=stem.stride, grid=grid), None
-        if (
-            self.images is None
-        ):  # a method of the model, or the backward pass, which computes it again
+        if self.images is None:  # a method of the model, or the backward pass
             self.begin()
             known = images.known if isinstance(images, Tokens) else None
         if known is None and self.reads_saliency:
@@ -257,18 +238,12 @@ class Slimming(nn.Module):
         return total
 
     def run_block(
-        self,
-        number: int,
-        index: int,
-        names: tuple[str, ...],
-        module: nn.Module,
-        dense: Callable,
-        args: tuple,
-        kwargs: dict,
+        self, number: int, index: int, module: nn.Module, dense: Callable, args: tuple, kwargs: dict
     ) -> Any:
-        """The forward of block `index` of a tower, which is `dense` with arguments of these `names`."""
-        arguments = dict(zip(names, args, strict=False)) | kwargs
-        tower, tokens = self.towers[number], arguments.pop(names[0])
+        """The forward of block `index` of a tower, which is `dense`."""
+        tower = self.towers[number]
+        arguments = dict(zip(tower.arguments, args, strict=False)) | kwargs
+        tokens = arguments.pop(tower.arguments[0])
         batch = self.find_batch(number, index, module, tokens)
         stage = sum(before < index for before in self.blocks)
         state, shape = batch.states[stage], tuple(getattr(tokens, "shape", ()))
@@ -288,8 +263,10 @@ class Slimming(nn.Module):
 
         block, values = Block(module, forward, arguments), tower.swap(tokens)
         if index in self.blocks:
-            after = [each.positions for each in batch.states[stage + 1 :]]
-            values, state, _, loss = self(stage, values, state, block, *after[:1])
+            after = batch.states[stage + 1 :]
+            if after:  # the block is computed again, and keeps what it kept
+                state = replace(state, choice=after[0].positions)
+            values, state, _, loss = self(stage, values, state, block)
             if not after:
                 batch.states.append(state)
                 self.losses += [] if loss is None else [loss]

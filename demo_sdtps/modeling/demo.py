@@ -19,7 +19,7 @@ from demo_sdtps.modeling.precision import half_weights
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
 from vit_slim.scores import saliency
-from vit_slim.stage import Block, State, check_stages, remaining_patches, split_rows
+from vit_slim.stage import Block, State, check_stages, split_rows
 from vit_slim.wrap import Slimming
 
 
@@ -46,7 +46,6 @@ def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     settings = backbone.vit.embed_dim, backbone.grid_size, model.MODALITIES
     scores = [make_score(model.SLIM_SCORE, cfg, *settings) for _ in blocks]
     check_stages(blocks, len(backbone.vit.blocks), "MODEL.SLIM_BLOCKS", model.TRANSFORMER_TYPE)
-    remaining_patches(backbone.num_patches, model.SLIM_KEEP, "MODEL.SLIM_KEEP")
     return Slimming(blocks, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED)
 
 

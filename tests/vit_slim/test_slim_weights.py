@@ -114,13 +114,6 @@ def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(
     assert with_score[:2] == evaluate(path, *opts)[:2]
 
 
-@pytest.mark.parametrize(
-    ("blocks", "keep", "message"),
-    [
-        ("[6]", "[0.5]", "test_vit has 6 blocks"),
-        ("[2,4]", "[0.1,0.1]", "0.1 of 4 patches is less than one"),
-    ],
-)
-def test_stages_that_the_backbone_does_not_allow(refusal, tiny_root, blocks, keep, message):
-    opts = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep, "OUTPUT_DIR", "run")
-    assert message in refusal(train_net.main, *cli_args_for(tiny_root, *opts))
+def test_stages_that_the_backbone_does_not_have(refusal, tiny_root):
+    opts = ("MODEL.SLIM_BLOCKS", "[6]", "MODEL.SLIM_KEEP", "[0.5]", "OUTPUT_DIR", "run")
+    assert "MODEL.SLIM_BLOCKS" in refusal(train_net.main, *cli_args_for(tiny_root, *opts))

@@ -11,14 +11,15 @@ from sdtps_cases import assert_gradients_equal
 from slim_models import attention, learned, nudge, probe_gradients
 from tiny import CAMERAS, random_images, tiny_cfg
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling import backbones as clip
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.demo import make_slimming, slim_backbone
 from demo_sdtps.modeling.precision import cast_copy
 from studies.attention import CLASS_TOKEN, attention_weights
 from tests.reference import slim as reference
-from vit_slim.stage import Score, State, remaining_patches, run_stage
+from vit_slim.stage import Score, State, run_stage
+from vit_slim.wrap import Slimming
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
@@ -229,13 +230,6 @@ def test_the_sum_of_scores_is_that_of_what_a_triplet_has():
         assert state.sum_of_present(scores).flatten().tolist() == 3 * total
 
 
-def test_less_than_one_patch_is_refused():
-    with pytest.raises(
-        UserError, match=r"keep is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it"
-    ):
-        remaining_patches(8, [0.5, 0.2])
-
-
 def block_weights(backbone, values, state, queries=slice(None)):
     more = backbone.block_arguments()[1]
     rope = (state.arguments(values, more) if state else more).get("rope")
@@ -289,11 +283,10 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
     [
         (10, [0.5, 0.5], (5, 3)),
         (128, [0.7, 0.7, 0.7], (90, 63, 45)),
-        (7, [1.0, 0.3], (7, 3)),
         (100, [0.07], (7,)),
-        (3, [], ()),
+        (3, [0.1, 1e-9], (1, 1)),
     ],
 )
 def test_counts_are_rounded_up(count, shares, left):
     """A share that is whole but for the rounding of its product stays: 100 · 0.07 is 7."""
-    assert remaining_patches(count, shares) == left
+    assert Slimming(range(len(shares)), shares, ()).counts(count) == left

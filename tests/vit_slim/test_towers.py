@@ -72,9 +72,9 @@ def padded():
         (lambda: transformers_model("ViTMAEModel"), "ViTMAEModel", {}),
         (masked_modelling, "ViTForMaskedImageModeling", {}),
         (lambda: transformers_model("CLIPModel").text_model, "CLIPTextModel", {}),
-        (convolutions, "several convolutions", {}),
+        (convolutions, "one nn.Conv2d", {}),
         (compiled_block, "compiled", {}),
-        (padded, "pads", {"blocks_at": "blocks"}),
+        (padded, "without padding", {"blocks_at": "blocks"}),
     ],
 )
 def test_models_that_token_pruning_does_not_fit(build, word, settings):
@@ -102,8 +102,8 @@ def test_a_model_that_is_slimmed():
         ({"blocks": (), "keep": ()}, "blocks is ()"),
         ({"blocks": [1.5], "keep": (0.5,)}, "blocks is [1.5]"),
         *(({"keep": keep}, f"keep {keep!r}") for keep in ((0.5, 0.0), [math.nan] * 2)),
-        ({"keep": None, "operations": 1.5}, "operations is 1.5"),
-        ({"operations": 0.5}, "give one of them"),
+        ({"keep": None, "operations": 1.5}, "operations 1.5"),
+        ({"operations": 0.5}, "operations 0.5"),
         ({"score": []}, "score []"),
         ({"score": "salience"}, "the nearest is 'saliency'"),
         ({"blocks_at": "patch_embed"}, "blocks_at is 'patch_embed'"),
