@@ -41,47 +41,14 @@ class Triplet(base.Sample):
         return {*map(base.file_key, self.files)}
 
 
-@dataclass(frozen=True)
-class Folders:
-    """The folder `names` of splits and modalities, "." for that of images without one; a modality's own name stands for it
-    too."""
-
-    names: Mapping[str, str]
-
-    @property
-    def by_name(self) -> dict[str, str]:
-        """The modality of each name of a folder, those of `names` first."""
-        named = {folder: name for name, folder in self.names.items() if name in MODALITIES}
-        return named | {name: name for name in MODALITIES if name not in named}
-
-    def places(self, root: Path) -> dict[str, Path]:
-        """The folder of each modality that there is one of in `root`; without any, `root` itself where a modality has no
-        folder."""
-        pairs = reversed(self.by_name.items())  # those of `names` win
-        places = {m: root / name for name, m in pairs if name != "." and (root / name).is_dir()}
-        if not places and "." in self.by_name:
-            return {self.by_name["."]: root}
-        return places
-
-    def above(self, path: Path) -> tuple[Path, Path, str]:
-        """The nearest folder of a modality that a file lies in, the folder that this one is in, and the modality. Raises
-        `UserError` for a file in no such folder, where none is without one either."""
-        for parent in path.absolute().parents:
-            for name, modality in self.by_name.items():
-                parts = Path(name).parts
-                if parts and parent.parts[-len(parts) :] == parts:
-                    return parent, parent.parents[len(parts) - 1], modality
-        if "." not in self.by_name:
-            raise UserError(
-                f"The image {path} lies in none of the folders {', '.join(self.by_name)}, which tell its modality; move "
-                f"it into one of them, or give a folder with them; {FLAT}."
-            )
-        return path.absolute().parent, path.absolute().parent, self.by_name["."]
+Folders = Mapping[str, str]
+"""The folder of each split and modality, "." for that of images without one; a modality's own name stands for it too."""
+PLAIN: Folders = {name: name for name in (*base.SPLITS, *MODALITIES)}
 
 
 def read_folders(cfg: CfgNode) -> Folders:
     """Folder of each split and modality, by DATASETS.FOLDERS."""
-    folders = dict(PLAIN.names)
+    folders = dict(PLAIN)
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
         if name not in folders or not folder:
@@ -90,10 +57,38 @@ def read_folders(cfg: CfgNode) -> Folders:
                 f"{', '.join(folders)}; correct it (docs/own_data.md)."
             )
         folders[name] = folder
-    return Folders(folders)
+    return folders
 
 
-PLAIN = Folders({name: name for name in (*base.SPLITS, *MODALITIES)})
+def by_folder(folders: Folders) -> dict[str, str]:
+    """The modality of each name of a folder, those of `folders` first."""
+    named = {folder: name for name, folder in folders.items() if name in MODALITIES}
+    return named | {name: name for name in MODALITIES if name not in named}
+
+
+def find_places(root: Path, folders: Folders) -> dict[str, Path]:
+    """The folder of each modality that there is one of in `root`; without any, `root` itself where a modality has no folder."""
+    names = by_folder(folders)
+    pairs = reversed(names.items())  # those of `folders` win
+    places = {m: root / name for name, m in pairs if name != "." and (root / name).is_dir()}
+    return {names["."]: root} if not places and "." in names else places
+
+
+def find_above(path: Path, folders: Folders) -> tuple[Path, Path, str]:
+    """The nearest folder of a modality that a file lies in, the folder that this one is in, and the modality. Raises
+    `UserError` for a file in no such folder, where none is without one either."""
+    names = by_folder(folders)
+    for parent in path.absolute().parents:
+        for name, modality in names.items():
+            parts = Path(name).parts
+            if parts and parent.parts[-len(parts) :] == parts:
+                return parent, parent.parents[len(parts) - 1], modality
+    if "." not in names:
+        raise UserError(
+            f"The image {path} lies in none of the folders {', '.join(names)}, which tell its modality; move "
+            f"it into one of them, or give a folder with them; {FLAT}."
+        )
+    return path.absolute().parent, path.absolute().parent, names["."]
 
 
 def unlabelled_reader(cfg: CfgNode) -> base.Reader:
@@ -112,9 +107,9 @@ def read_folder(
 ) -> list[Triplet]:
     """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of
     modalities has images of the modality of the folder "."."""
-    places = folders.places(base.existing(folder))
+    places = find_places(base.existing(folder), folders)
     chosen = {name: place for name, place in places.items() if name in modalities}
-    triplets = base.find_triplets(chosen, folders.by_name)
+    triplets = base.find_triplets(chosen, by_folder(folders))
     if not triplets:
         raise UserError(
             f"The folder {folder} has no image in {', '.join(modalities)} (MODEL.MODALITIES), but folders of "
@@ -131,7 +126,7 @@ def read_query(
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
         return read_folder(place, folders, modalities)
-    folder, root, modality = folders.above(place)
+    folder, root, modality = find_above(place, folders)
     if modality not in modalities:
         raise UserError(
             f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
@@ -139,7 +134,7 @@ def read_query(
         )
     inside = place.absolute().relative_to(folder)
     paths = {modality: str(folder / inside)}
-    for name, other in folders.places(root).items():
+    for name, other in find_places(root, folders).items():
         siblings = sorted((other / inside.parent).glob(f"{escape(place.stem)}.*"))
         images = [str(path) for path in siblings if path.suffix.lower() in base.endings()]
         if images and name in modalities:

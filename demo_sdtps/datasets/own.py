@@ -34,7 +34,7 @@ INVISIBLE = re.compile(
 
 def folder_reader(cfg: CfgNode) -> base.Reader:
     """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
-    root, folders = Path(cfg.DATASETS.ROOT_DIR), read_folders(cfg).names
+    root, folders = Path(cfg.DATASETS.ROOT_DIR), read_folders(cfg)
     modalities = cfg.MODEL.MODALITIES
     pattern = compile_pattern(cfg)
 

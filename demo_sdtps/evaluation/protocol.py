@@ -78,7 +78,7 @@ def load_model_and_data(
         checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
         path = checkpoint.path
         model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
-        load_weights(model, checkpoint, cfg)
+        load_weights(model, checkpoint)
         known = model.backbone.cameras
         model = model.eval().to(device)
         if cfg.MODEL.COMPILE:

@@ -317,7 +317,7 @@ def make_extractor(cfg: CfgNode) -> "Extractor":
     origin = {"commit": commit, "metrics": metrics.get(checkpoint.origin.get("epoch"))}
     origin |= {**checkpoint.origin, "calibration": stored_calibration(checkpoint)}
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
-    loading.load_weights(extractor.model, checkpoint, cfg)
+    loading.load_weights(extractor.model, checkpoint)
     return extractor
 
 

@@ -1,7 +1,6 @@
 """Slimming (MODEL.SLIM_BLOCKS) of checkpoints that were trained without it, or with other settings, by test_net.py."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -82,18 +81,6 @@ def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate):
     code, _, stderr = evaluate(weights, *STAGES, *score("self_supervised"))
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
     assert f"The weights {weights} do not fit" in stderr and "slimming.scores.0." in stderr
-
-
-def test_a_model_of_other_settings_than_in_its_training_is_warned_of(checkpoint, evaluate, caplog):
-    """Its weights fit both, so nothing else tells."""
-    slimmed = (*STAGES, *score("saliency"))
-    weights = checkpoint(*slimmed, "MODEL.ID_LOSS_WEIGHT", 0.25)
-    own = evaluate(weights, *slimmed, "MODEL.DROP_PATH", 0.2)[1]
-    assert not caplog.records
-    assert evaluate(weights)[1] != own
-    assert re.search(r"trained with .*MODEL.SLIM_BLOCKS \[1, 3\] \(here \[\]\)", caplog.text)
-    assert f"the weights {weights} " in caplog.text and "LOSS" not in caplog.text
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("opts", [(), (*ONE_STAGE, *score("saliency"))])

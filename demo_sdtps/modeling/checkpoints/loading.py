@@ -1,7 +1,6 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written atomically."""
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.load import StoredText, other_settings
+from demo_sdtps.config.load import StoredText
 from demo_sdtps.modeling.checkpoints.names import (
     FORMER,
     OUR_BACKBONE,
@@ -32,10 +31,6 @@ SAVED, SAVED_PREFIX, SAVED_CONFIG = "model.safetensors", "model.", "config.json"
 """What `Extractor.save_pretrained` writes: the weights, what their names begin with, and the arguments of `Extractor`."""
 IN_FOLDER = ("last.pth", "best.pth", SAVED)
 """What a folder is read from, the first that it has: of a run the last epoch, whose figures are fair (docs/train.md)."""
-IN_TRAINING = re.compile(
-    r"TEST\.|MODEL\.(DROP_|ATT_DROP|FROZEN|SDTPS_\w*GUMBEL|ID_|IF_|METRIC_|TRIPLET_|NO_MARGIN|\w+_LOSS_WEIGHT)"
-)
-"""Keys with which a checkpoint may be evaluated or trained: they are not part of the model in evaluation."""
 CLASSES = "class_digest"
 """Entry of a checkpoint: the digest of the training images and whose they are, the same where its classes are."""
 ORIGIN = ("dataset", "data", CLASSES, "cameras", "epoch", "commit", "metrics", "calibration")
@@ -169,28 +164,17 @@ def _load(name: str | Path) -> tuple[Path, Mapping[str, Any]]:
     return path, content
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint, cfg: CfgNode | None = None) -> None:
-    """Load a checkpoint's weights into `model`, of the configuration `cfg`, if given. Those of a score of patches are left out,
-    with a warning, where the model's has none; it is a warning, too, where keys that features depend on have other values than
-    in the training."""
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint's weights into `model`. Those of a score of patches are left out, with a warning, where the model's has
+    none."""
     is_scored = any(name.startswith(SLIMMING) for name in model.state_dict())
     is_score = lambda name: not is_scored and name.startswith(SLIMMING)  # noqa: E731
     _, left_out = fill_model(model, checkpoint.model, checkpoint.path, is_score)
-    stored = StoredText(checkpoint.path, checkpoint.config)
-    changes = other_settings(cfg, stored) if cfg and checkpoint.config else {}
-    trained = [
-        f"{key} {was} (here {now})"
-        for key, (now, was) in changes.items()
-        if not IN_TRAINING.match(key)
-    ]
     if left_out:
-        trained.append("a score of patches (slimming), which is not used here, so it is left out")
-    if trained:
         logger.warning(
-            "WARNING: the weights %s were trained with %s: the figures are not those of the model that was trained; it is used "
-            "as it is where its weights are given without another configuration.",
+            "WARNING: the weights %s were trained with a score of patches (slimming), which is not used here, so it is left "
+            "out.",
             checkpoint.path,
-            ", ".join(trained),
         )
 
 
