@@ -3,8 +3,9 @@
     PYTHONPATH=CHECKOUT python tests/helpers/hosts.py NAME OUT.json    writes what was measured
     PYTHONPATH=CHECKOUT python tests/helpers/hosts.py SCRIPT WORDS …    a script of the checkout, whose models are patched
 
-NAME is one of HOSTS or of ONE_MODALITY. Of a host there are only the names that its own training script calls. A process
-builds one: the hosts' modules have common names. Accuracy needs CLIP's weights and the data; this needs neither.
+NAME is one of HOSTS or of ONE_MODALITY, or "ours": DeMo's features beside this project's. Of a host there are only the names
+that its own training script calls. A process builds one: the hosts' modules have common names. Accuracy needs CLIP's weights
+and the data; this needs neither.
 """
 
 import contextlib
@@ -33,6 +34,9 @@ from torch.utils._pytree import tree_leaves
 import demo_sdtps
 from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.operations import total_macs
+from demo_sdtps.evaluation.protocol import extract_patterns
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.errors import UserError
 from vit_slim.api import find_slimming
 
@@ -304,6 +308,85 @@ ONE_MODALITY = {
 """Code bases of one modality, which need no plug-in."""
 
 
+# DeMo beside this project's model
+
+SMALL = [128, 64]
+SIZES = [word for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for word in (key, SMALL)]
+OFF, ON = ["MODEL.HDM", False, "MODEL.ATM", False], ["MODEL.USE_SDTPS", True]
+TOWER = ["MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224"]
+IMAGENET = [*TOWER, "MODEL.DIRECT", 0, "MODEL.GLOBAL_LOCAL", False]
+MISSING = ["MODEL.ATM", False, "MODEL.STRIDE_SIZE", [12, 12], "TEST.MISS", "n"]
+STAGES = ["MODEL.SLIM_BLOCKS", [4, 8], "MODEL.SLIM_KEEP", [0.5, 0.5]]
+OWN = ["MODEL.SLIM_SHARED", False, "MODEL.SLIM_SCORE"]
+CASES = {
+    "CLIP": [*OFF, *ON],
+    "CLIP, HDM, ATM": ON,
+    "CLIP, HDM, overlapping patches, n missing": [*MISSING, *ON],
+    "ImageNet, HDM, ATM, no PIFE, DIRECT 0": [*IMAGENET, *ON],
+    "slimmed CLIP, HDM, ATM": STAGES,
+    "slimmed CLIP, HDM, overlapping patches, n missing": [*MISSING, *STAGES],
+    "slimmed ImageNet, own sets by saliency": [*IMAGENET, *STAGES, *OWN, "saliency"],
+}
+
+
+def theirs(make, checkout, opts):
+    """A model of DeMo's by its configuration with our keys, the same for the same options; patched."""
+    from config import cfg as defaults
+
+    cfg = demo_sdtps.add_config(defaults.clone())
+    cfg.merge_from_file(str(checkout / "configs" / "RGBNT201" / "DeMo.yml"))
+    cfg.merge_from_list(opts)
+    torch.manual_seed(0)
+    model = make(cfg, PERSONS, BATCH)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("cv_embed"):
+                parameter.normal_(std=0.02)
+    return demo_sdtps.patch(model, cfg)
+
+
+def compare_with_ours(folder):
+    """DeMo's model and ours by each of CASES."""
+    make, checkout = from_imagenet(), importlib.import_module("config").__path__[0]
+    return {
+        name: compare(make, Path(checkout).parent, folder, [*SIZES, *opts])
+        for name, opts in CASES.items()
+    }
+
+
+def compare(make, checkout, folder, opts):
+    """Largest relative differences of our features and of load_param's; shapes and gradients in training."""
+    model = theirs(make, checkout, opts)
+    torch.save(model.state_dict(), folder / "theirs.pth")
+    ours_cfg = demo_sdtps.load_cfg("RGBNT201/DeMo.yml", [str(word) for word in opts])
+    ours = demo_sdtps.make_model(ours_cfg, PERSONS, BATCH).eval()
+    load_weights(ours, read_checkpoint(folder / "theirs.pth"))
+    copy = theirs(make, checkout, opts)
+    copy.load_param(str(folder / "theirs.pth"))
+    comparison = dict.fromkeys(("ours", "copy"), 0.0)
+    absent = missing_modalities(ours_cfg.TEST.MISS)
+    for batch in (2, 3):
+        torch.manual_seed(batch)
+        images = {name: torch.randn(batch, 3, *SMALL) for name in ("RGB", "NI", "TI")}
+        cameras = torch.arange(batch) % BATCH
+        with torch.no_grad():
+            (expected,) = extract_patterns(ours, images, cameras, [absent])
+            for pattern in (1, 2, 3):
+                words = {"cam_label": cameras, "return_pattern": pattern}
+                feature, again = (each.eval()(images, **words) for each in (model, copy))
+                for name, one, other in (
+                    ("ours", feature, expected[pattern]),
+                    ("copy", again, feature),
+                ):
+                    difference = float((one - other).norm() / other.norm())
+                    comparison[name] = max(comparison[name], difference)
+    output = model.train()(images, cam_label=cameras)
+    sum(tensor.float().square().mean() for tensor in output if torch.is_tensor(tensor)).backward()
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    shapes = [list(tensor.shape) for tensor in output[:2]]
+    return comparison | {"pair": shapes, "finite": all(bool(g.isfinite().all()) for g in gradients)}
+
+
 # What is measured
 
 
@@ -396,7 +479,7 @@ def difference(one, other):
 def importing_from(checkout, folder):
     """The environment of a process that imports the modules of a checkout, and this project's by links in `folder`: beside
     these themselves are others of the hosts' names."""
-    for name in ("demo_sdtps", "studies", "benchmarks", "tests"):
+    for name in ("vit_slim", "demo_sdtps", "studies", "benchmarks", "tests"):
         (folder / name).symlink_to(ROOT / name)
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
     others = [path for path in paths if path != str(ROOT)]
@@ -437,4 +520,6 @@ if __name__ == "__main__":
         seed()
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
             imitate()
-            Path(out).write_text(json.dumps(measure(name), indent=1))
+            out = Path(out)
+            figures = compare_with_ours(out.parent) if name == "ours" else measure(name)
+            out.write_text(json.dumps(figures, indent=1))

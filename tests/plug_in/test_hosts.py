@@ -39,9 +39,9 @@ def find_checkout(name):
     return checkout
 
 
-def measure(name, tmp_path):
+def measure(name, tmp_path, host=None):
     """What tests/helpers/hosts.py writes, in a process of its own."""
-    out, checkout = tmp_path / "figures.json", find_checkout(name.partition(",")[0])
+    out, checkout = tmp_path / "figures.json", find_checkout(host or name.partition(",")[0])
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", name, out],
         env=importing_from(checkout, tmp_path),
@@ -97,7 +97,7 @@ def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
         )
 
 
-HELPERS, CHECKOUT = ROOT / "tests" / "helpers", os.path.join(os.path.abspath(FOLDER), "DeMo")
+CHECKOUT = os.path.join(os.path.abspath(FOLDER), "DeMo")
 SMALL = shlex.split(
     "INPUT.SIZE_TRAIN '[64, 32]' INPUT.SIZE_TEST '[64, 32]' DATALOADER.NUM_WORKERS 0"
 )
@@ -129,12 +129,9 @@ def python(tmp_path):
     return run
 
 
-def test_features_are_those_of_our_model(python, tmp_path):
+def test_features_are_those_of_our_model(tmp_path):
     """A state dict of the patched model, loaded here and by load_param: patterns 1, 2, 3 of batches of 2 and 3."""
-    python(HELPERS / "host_demo.py", CHECKOUT, tmp_path)
-    text = (tmp_path / "figures.json").read_text()
-    print(text)
-    for setting, actual in json.loads(text).items():
+    for setting, actual in measure("ours", tmp_path, "DeMo").items():
         assert actual["ours"] < 1e-6 and actual["copy"] == 0 and actual["finite"], setting
         if not setting.startswith("slimmed"):
             assert actual["pair"] == [[3, 171], [3, 1536 if "CLIP" in setting else 2304]]
@@ -145,7 +142,7 @@ def test_demos_own_loop_and_evaluation(python, tiny_root, tmp_path, modules):
     """Six steps, the three patterns and a checkpoint of DeMo's own script."""
     folders = f"--config_file {CHECKOUT}/configs/RGBNT201/DeMo.yml DATASETS.ROOT_DIR {tiny_root}"
     words = [*folders.split(), "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
-    run = partial(python, HELPERS / "hosts.py")
+    run = partial(python, ROOT / "tests" / "helpers" / "hosts.py")
     trained = run("train_net.py", *words)
     losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
     assert len(losses) >= 5 and all(loss < 100 for loss in losses)
