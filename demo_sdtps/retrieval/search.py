@@ -106,7 +106,8 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     total, cameras = table.handle.count_rows(), describe_cameras(reid, [*gallery, *queries])
     print_lines(f"Index {place}: {total} triplets ({counts or 'no change'})", *cameras)
     comparison, (stored, side) = make_comparison(cfg, pattern), table.side(arguments.where)
-    print_lines(*describe_incomparable(comparison, query[1], side[1]))
+    if text := describe_incomparable(comparison, query[1], side[1]):
+        print_lines(text)
     hits: list[list[Hit]] = [[] for _ in queries]
     if queries and len(stored):
         triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
@@ -169,20 +170,16 @@ def describe_cameras(reid: Reid, triplets: Sequence[Triplet]) -> list[str]:
     ]
 
 
-def describe_incomparable(
-    comparison: Comparison, query: np.ndarray, gallery: np.ndarray
-) -> list[str]:
-    """A line on the queries that have a distance from nothing in the gallery, if any, by what is `present` in both."""
-    others, lonely = comparison.groups(gallery), np.zeros(len(query), bool)
+def describe_incomparable(comparison: Comparison, query: np.ndarray, gallery: np.ndarray) -> str:
+    """A line on the queries that have a distance from nothing in the gallery, by what is present in both; "" for none."""
+    others, is_alone = comparison.groups(gallery), np.zeros(len(query), bool)
     for one, rows in comparison.groups(query).items():
-        lonely[rows] = not any(comparison.is_defined(one, other) for other in others)
-    names = ", ".join(sorted({set_name(names_present(row)) for row in query[lonely]}))
-    if not names:
-        return []
-    return [
-        f"Queries without a modality in common with any of the gallery: {lonely.sum()} of {len(query)} ({names}); "
+        is_alone[rows] = not any(comparison.is_defined(one, other) for other in others)
+    names = ", ".join(sorted({set_name(names_present(row)) for row in query[is_alone]}))
+    return names and (
+        f"Queries without a modality in common with any of the gallery: {is_alone.sum()} of {len(query)} ({names}); "
         "TEST.CROSS_MODAL_DISTANCE all compares them"
-    ]
+    )
 
 
 def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:
