@@ -1,5 +1,5 @@
 """mAP, CMC and mINP by the field's protocol (docs/method.md), without sorting the gallery; and what an evaluation says beyond
-its means: by query, by pair of cameras, and features in two dimensions (docs/getting_started.md).
+its means: by query and by pair of cameras (docs/getting_started.md).
 
 The rank of a match is the number of gallery samples that are as near as it or nearer: other identities are counted for each
 match, the matches themselves are few and sorted. Q queries, G gallery samples.
@@ -19,9 +19,6 @@ from demo_sdtps.evaluation.distances import (
     matrix_distances,
     measure_distances,
 )
-
-PERPLEXITY = 30  # of t-SNE, lowered for fewer points
-REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
 
 
 class Labels(NamedTuple):
@@ -90,9 +87,8 @@ def evaluate_ranking(
             counts = " and ".join(str(len(each)) for each in labels[-1][::2])
             raise ValueError(f"{len(features)} features have {counts} identities and cameras.")
         sides.append(complete_side(features))
-    (query, gallery), (query_side, gallery_side) = labels, sides
-    distances = measure_distances(Comparison(), query_side, gallery_side)
-    return score_distances(distances, query, gallery, max_rank)
+    distances = measure_distances(Comparison(), *sides)
+    return score_distances(distances, labels[0], labels[1], max_rank)
 
 
 class QueryScores(NamedTuple):
@@ -183,12 +179,6 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` queries with the lowest average precision, the lowest first; those without a match have none."""
-    order = average_precision.argsort(kind="stable")  # NaN last
-    return order[: min(count, int((~np.isnan(average_precision)).sum()))]
-
-
 def nearest_samples(
     distances: Distances, query: Labels, gallery: Labels, chosen: np.ndarray, count: int
 ) -> list[list[Hit]]:
@@ -203,22 +193,3 @@ def nearest_samples(
         hits = zip(order.tolist(), distance[order].tolist(), is_match[order].tolist(), strict=True)
         lists.append([hit for hit in map(Hit._make, hits) if hit.distance < np.inf])
     return lists
-
-
-def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
-    """features (n, D) → (n, 2) float32 by one of `EMBEDDING_METHODS`; zeros where all features are equal.
-
-    The same seed gives the same result on the same machine.
-    """
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-
-    values = features.astype(np.float64)
-    if not np.ptp(values, axis=0).any():
-        return np.zeros((len(values), 2), np.float32)
-    components = PCA(min(REDUCED, *values.shape), svd_solver="full").fit_transform(values)
-    if method == "tsne":
-        perplexity = min(PERPLEXITY, (len(values) - 1) / 3)  # less than the number of samples
-        reducer = TSNE(2, random_state=seed, perplexity=perplexity)
-        components = reducer.fit_transform(components)
-    return components[:, :2].astype(np.float32)

@@ -84,9 +84,8 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
 def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
     """Lines of the parameters and GMACs of every part; with token pruning, also the share of the dense model's GMACs."""
     parameters, macs = count_parameters(model), count_macs(cfg, model)
-    total = sum(parameters.values())
     lines = [f"{'module_name':24}{'parameters':>14}{'GMACs':>10}"]
-    for name, count in {**parameters, "total": total}.items():
+    for name, count in {**parameters, "total": sum(parameters.values())}.items():
         giga = macs["" if name == "total" else name] / 1e9
         lines.append(f"{MODULE_NAMES.get(name, name):24}{count:14,}{giga:10.4f}")
     if model.slimming:

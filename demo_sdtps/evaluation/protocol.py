@@ -5,7 +5,7 @@ for any cases of missing modalities, and the ranking of each return pattern, or 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, product, starmap
+from itertools import product, starmap
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from demo_sdtps.evaluation.distances import (
     make_comparison,
     matrix_distances,
     measure_distances,
+    names_present,
     present_modalities,
     rerank,
 )
@@ -47,8 +48,6 @@ from demo_sdtps.runtime.progress import progress
 Model = DeMo | ExportedModel
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
-Decoded = list[list[np.ndarray | None]]
-"""Triplets of images uint8 (3, H, W), None for a missing one."""
 CrossModal = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 """mAP and Rank-1, in [0, 1], by the set of the query and that of the gallery (`modality_sets`); None where undefined."""
 
@@ -219,8 +218,10 @@ def _model_features(
         yield from on_cpu(on_device())
 
 
-def decoded_triplets(loader: DataLoader) -> Iterator[tuple[Decoded, list[int]]]:
-    """The batches of a loader as they are decoded, and their cameras."""
+def decoded_triplets(
+    loader: DataLoader,
+) -> Iterator[tuple[list[list[np.ndarray | None]], list[int]]]:
+    """The batches of a loader as they are decoded, images uint8 (3, H, W), None for a missing one, and their cameras."""
     dataset: Any = loader.dataset
     starts = range(0, len(dataset), loader.batch_size or 1)
     for start in progress(starts, "extracting features", unit="batch"):
@@ -256,17 +257,16 @@ class TestData:
     loader: DataLoader  # loads this process's shard of the samples
     matched: int  # the number of queries with a match in the gallery; only these are scored
     present: np.ndarray  # (samples, 3) bool: of which modalities the features of each are
-    key: str  # attribute by which the protocol leaves out gallery samples of the query's identity
     labels: tuple[Labels, Labels]  # of the queries and of the gallery
 
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
     """The distinct samples of query and gallery; in some data sets both have the same images."""
-    matched, key = count_matched(cfg, query, gallery), exclude_key(cfg)
+    matched = count_matched(cfg, query, gallery)
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
     rows = [np.array([index[sample] for sample in side]) for side in (query, gallery)]
-    names = ("identity", "camera", key)
+    names = ("identity", "camera", exclude_key(cfg))
     labels = Labels(*(np.array([getattr(each, name) for each in samples]) for name in names))
     return TestData(
         samples,
@@ -275,7 +275,6 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
         test_loader(cfg, shard_for_rank(samples)),
         matched,
         present_modalities(samples, cfg.MODEL.MODALITIES),
-        key,
         (labels.select(rows[0]), labels.select(rows[1])),
     )
 
@@ -328,9 +327,7 @@ def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
     present: as published, all columns are compared."""
     if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
-        cases = missing_cases(
-            [*compress(MODALITIES, np.asarray(data.present.any(axis=0)).tolist())]
-        )
+        cases = missing_cases(names_present(np.asarray(data.present.any(axis=0))))
     else:
         cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     features = extract_cases(cfg, model, data, cases)

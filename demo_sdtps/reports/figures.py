@@ -49,6 +49,8 @@ BLANK = 160  # grey value in place of a missing image, seen on light and on dark
 MARKERS = "osD^vP*X<>ph"
 BEST = 10  # hits of a query
 MOST_IN_LEGEND = 60  # colours of points
+PERPLEXITY = 30  # of t-SNE, lowered for fewer points
+REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
 
 
 def kind(place: int) -> dict[str, Any]:
@@ -172,7 +174,7 @@ def draw_embedding(
 ) -> Path:
     """A panel of the features (n, D) of the samples as points of a plane, by identity, and one by camera; or, without labels,
     one by modalities."""
-    points = metrics.embed(normalise(cfg, features).numpy(), method, cfg.SOLVER.SEED)
+    points = embed(normalise(cfg, features).numpy(), method, cfg.SOLVER.SEED)
     labels: dict[str, list[Any]] = {
         "identity": [sample.identity for sample in samples],
         "camera": [sample.camera + 1 for sample in samples],  # as in file names
@@ -195,6 +197,25 @@ def draw_embedding(
             columns = 1 + len(distinct) // 20
             axis.legend(title=title, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns)
     return save(figure, path)
+
+
+def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
+    """features (n, D) → (n, 2) float32 by one of `EMBEDDING_METHODS`; zeros where all features are equal.
+
+    The same seed gives the same result on the same machine.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    values = features.astype(np.float64)
+    if not np.ptp(values, axis=0).any():
+        return np.zeros((len(values), 2), np.float32)
+    components = PCA(min(REDUCED, *values.shape), svd_solver="full").fit_transform(values)
+    if method == "tsne":
+        perplexity = min(PERPLEXITY, (len(values) - 1) / 3)  # less than the number of samples
+        reducer = TSNE(2, random_state=seed, perplexity=perplexity)
+        components = reducer.fit_transform(components)
+    return components[:, :2].astype(np.float32)
 
 
 def check_selection(cfg: CfgNode) -> None:

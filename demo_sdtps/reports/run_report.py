@@ -25,7 +25,7 @@ from demo_sdtps.evaluation.protocol import (
 )
 from demo_sdtps.modeling.checkpoints.loading import stored_config
 from demo_sdtps.modeling.demo import DeMo, missing_modalities
-from demo_sdtps.reports.figures import BEST, spread
+from demo_sdtps.reports.figures import BEST, embed, spread
 from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write
@@ -113,7 +113,8 @@ def analyse(
     chosen = features[case][cfg.TEST.RETURN_PATTERN]
     ranking = protocol.ranked_distances(cfg, chosen, data), *data.labels
     scores = metrics.score_queries(*ranking)
-    worst = metrics.worst_queries(scores.average_precision, min(WORST, limits.queries)).tolist()
+    order = scores.average_precision.argsort(kind="stable")  # NaN last, of queries without a match
+    worst = order[: min(WORST, limits.queries, data.matched)].tolist()
     others = spread(len(data.query), limits.queries - len(worst))
     listed = sorted({*worst, *others})
     nearest = metrics.nearest_samples(*ranking, np.array(listed), BEST)
@@ -152,7 +153,7 @@ def analyse(
         },
         "scatter": {"samples": shown}
         | {
-            title: metrics.embed(shown_features, method, cfg.SOLVER.SEED).tolist()
+            title: embed(shown_features, method, cfg.SOLVER.SEED).tolist()
             for method, title in methods
         },
     }
@@ -192,7 +193,7 @@ def write_page(arguments: argparse.Namespace, runs: Sequence[Run], results: dict
         analysis=results,
         samples=samples,
         thumbnails=dict(zip(images, thumbnails, strict=True)),
-        key=data.key,
+        key=protocol.exclude_key(cfg),
         runs=runs,
         settings=[flatten(named_by_folder(run.cfg)) for run in runs],
         tables=tables,

@@ -1,7 +1,6 @@
 """What demo-sdtps slim-curve does: a checkpoint with token pruning that it was not trained with, mAP against operations."""
 
 import argparse
-import logging
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -13,19 +12,15 @@ from demo_sdtps.config import with_values
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.protocol import (
-    TestData,
     evaluate_reid,
     load_model_and_data,
     make_test_data,
 )
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption
-from demo_sdtps.modeling.checkpoints.loading import load_weights
-from demo_sdtps.modeling.demo import DeMo
 from demo_sdtps.reports.figures import COLOURS, kind, plt, save
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
-loading = logging.getLogger(load_weights.__module__)
 DEPTHS = ((1 / 3,), (1 / 6, 1 / 2), (0, 1 / 3))
 """Parts of the backbone's blocks after which patches are dropped by default."""
 ROW = "{:18}{:>10}{:>8}{:>12}{:>8}{:>8}"
@@ -45,10 +40,16 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     print_lines(f"{caption}, return pattern {PATTERN_NAMES[pattern]}")
     print_lines(ROW.format("score", "blocks", "keep", "operations", "mAP", "Rank-1"))
     for score, places, keep in progress([("", [], 1.0), *settings], "evaluating", unit="setting"):
-        model = slim_model(cfg, score, places, [keep] * len(places)) if score else dense
+        model = dense
+        if score:
+            slim = {"MODEL.SLIM_BLOCKS": places, "MODEL.SLIM_KEEP": [keep] * len(places)}
+            slim_cfg = with_values(cfg, {**slim, "MODEL.SLIM_SCORE": score})
+            model, _ = load_model_and_data(slim_cfg)
         macs = count_macs(cfg, model)
         share = (macs["backbone"] + macs["slimming"]) / whole
-        mean, rank1 = measure(cfg, model, data)
+        # of the complete triplets where TEST.MISS is all
+        ranking = next(iter(evaluate_reid(cfg, model, data).values()))[pattern]
+        mean, rank1 = ranking.mAP, ranking.rank(1)
         point = {"score": score, "blocks": places, "keep": keep, "operations": share}
         content["points"].append(point | {"mAP": mean, "rank1": rank1})
         if arguments.json:
@@ -58,22 +59,6 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     if arguments.output:
         draw(content["points"], caption, cfg, arguments.output)
     print_lines(*filter(None, (arguments.json, arguments.output)))
-
-
-def slim_model(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
-    """The checkpoint's model with token pruning."""
-    values = {"MODEL.SLIM_BLOCKS": blocks, "MODEL.SLIM_KEEP": keep, "MODEL.SLIM_SCORE": score}
-    loading.disabled = True  # the dense model's has warned
-    try:
-        return load_model_and_data(with_values(cfg, values))[0]
-    finally:
-        loading.disabled = False
-
-
-def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:
-    """mAP and Rank-1 of TEST.RETURN_PATTERN, in [0, 1]; of the complete triplets where TEST.MISS is all."""
-    ranking = next(iter(evaluate_reid(cfg, model, data).values()))[cfg.TEST.RETURN_PATTERN]
-    return ranking.mAP, ranking.rank(1)
 
 
 def draw(points: Sequence[dict[str, Any]], caption: str, cfg: CfgNode, path: Path) -> Path:

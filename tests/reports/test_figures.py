@@ -5,14 +5,16 @@ import shlex
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from commands import CONFIG, EPOCH, checkpoint_file, cli_args_for
 from layouts import pixels, save
+from numeric import assert_close, numpy_generator
 
 from demo_sdtps.commands import call, evaluate
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.cli import PICTURE
-from demo_sdtps.reports.figures import spread
+from demo_sdtps.reports.figures import embed, spread
 
 pytestmark = pytest.mark.usefixtures("shallow")
 MODEL = shlex.split(
@@ -89,3 +91,32 @@ def test_own_images_without_labels_are_drawn(modalities, tmp_path, success, refu
         assert str(tmp_path / "photos" / name) in refusal(evaluate.draw_tokens, *weight, *unread)
     keys = ("DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos")
     assert "labels" in refusal(evaluate.draw_ranks, *weight, *keys)
+
+
+def clusters(seed, each=12, width=20):
+    """Features (n, width) of three clusters that are far from each other, and the cluster of each."""
+    draws, labels = numpy_generator(seed), np.arange(3).repeat(each)
+    centres = 10 * draws.standard_normal((3, width))
+    return (centres[labels] + draws.standard_normal((len(labels), width))).astype("f"), labels
+
+
+@pytest.mark.parametrize("method", ["pca", pytest.param("tsne", marks=pytest.mark.slow)])
+def test_clusters_stay_apart_and_a_seed_gives_the_same_points(method):
+    features, labels = clusters(seed=1)
+    points = embed(features, method, seed=5)
+    assert points.shape == (len(labels), 2) and points.dtype == np.float32
+    assert np.array_equal(points, embed(features, method, seed=5))
+    distance = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    np.fill_diagonal(distance, np.inf)
+    assert (labels[distance.argmin(axis=1)] == labels).all()
+    assert np.isfinite(embed(features[:2], method, seed=5)).all()
+
+
+def test_pca_shows_the_directions_of_the_largest_variance():
+    """Those of the singular value decomposition, but for their signs."""
+    features, _ = clusters(seed=2)
+    centred = features.astype(np.float64) - features.astype(np.float64).mean(axis=0)
+    expected = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    actual = embed(features, "pca", seed=0)
+    signs = np.sign((actual * expected).sum(axis=0))
+    assert_close(actual, signs * expected, 1)  # rounded from float64
