@@ -1,5 +1,5 @@
+from demo_sdtps.commands.cli import run
 from demo_sdtps.commands.train import main
-from demo_sdtps.config.cli import run
 
 if __name__ == "__main__":
     run(main)

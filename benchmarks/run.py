@@ -4,8 +4,7 @@ import argparse
 import os
 from pkgutil import resolve_name
 
-from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import (
+from demo_sdtps.commands.cli import (
     add_choice,
     add_output,
     add_switch,
@@ -13,6 +12,7 @@ from demo_sdtps.config.cli import (
     read_arguments,
     run,
 )
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 

@@ -4,8 +4,7 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
-from demo_sdtps.commands import check_data, flags
-from demo_sdtps.config import cli
+from demo_sdtps.commands import check_data, cli, flags
 from demo_sdtps.runtime.files import write_json
 from seps.schema import SEPS_SCHEMA
 

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from scipy.special import expit
 from yacs.config import CfgNode
 
-from demo_sdtps.commands import flags
-from demo_sdtps.config import cli
+from demo_sdtps.commands import cli, flags
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import batches, test_loader

@@ -53,7 +53,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps import __version__
-from demo_sdtps.config import RETURN_PATTERNS, UserError, cli, load_cfg, with_values
+from demo_sdtps.commands import cli
+from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.load import read_yaml
 from demo_sdtps.runtime.files import check_output_file

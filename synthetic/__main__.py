@@ -2,7 +2,7 @@
 
 import sys
 
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands.cli import run
 from synthetic import commands
 
 if __name__ == "__main__":

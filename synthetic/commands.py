@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from demo_sdtps.config import UserError, cli
+from demo_sdtps.commands import cli
+from demo_sdtps.config import UserError
 from demo_sdtps.datasets.published import MARKER
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import read_json

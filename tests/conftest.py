@@ -191,7 +191,7 @@ def own_root(tiny_root, tmp_path):
 @pytest.fixture
 def command(monkeypatch, capsys):
     """Call a command's `main` in this process as the shell would: → (exit code, stdout, stderr)."""
-    from demo_sdtps.config.cli import run
+    from demo_sdtps.commands.cli import run
 
     def call(main, *words):
         monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])

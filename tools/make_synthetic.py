@@ -1,4 +1,4 @@
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands.cli import run
 from synthetic.commands import triplets
 
 if __name__ == "__main__":

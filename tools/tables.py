@@ -13,8 +13,8 @@ from typing import Any
 
 import demo_sdtps
 from benchmarks.rows import as_report, headline
-from demo_sdtps.commands import COMMANDS
-from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
+from demo_sdtps.commands import COMMANDS, cli
+from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, markdown_table, read_records
 from demo_sdtps.plug_in.hosts import HOSTS

@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from demo_sdtps import __version__
-from demo_sdtps.config.cli import print_lines, run
+from demo_sdtps.commands.cli import print_lines, run
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.runtime.errors import UserError, nearest_name
 

@@ -7,9 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.commands import flags
-from demo_sdtps.config import cli
-from demo_sdtps.config.common import HUB, SCRATCH
+from demo_sdtps.commands import cli, flags
 from demo_sdtps.config.keys import Schema
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.datasets import find_reader
@@ -22,10 +20,6 @@ def main() -> None:
 
     folder = find_reader(cfg).folder_in(Path(cfg.DATASETS.ROOT_DIR))
     findings = check_triplets(cfg, arguments.decode)
-    if cfg.MODEL.PRETRAIN_PATH_T == HUB:
-        findings["warnings"].append(
-            f"Training downloads weights (MODEL.PRETRAIN_PATH_T {HUB}); {SCRATCH}."
-        )
     report_findings(arguments, cfg, findings, folder)
 
 

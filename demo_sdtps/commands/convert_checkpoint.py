@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from demo_sdtps.config import UserError, cli
+from demo_sdtps.commands import cli
 
 NAMINGS = {"demo": "DeMo's", "ours": "our"}
 
@@ -23,8 +23,6 @@ def main() -> None:
     from demo_sdtps.modeling.checkpoints.names import backbone_weights, to_demo
 
     output, content = arguments.output, read_checkpoint(arguments.input)
-    if output.exists() and output.samefile(content.path):
-        raise UserError(f"The output {output} is the checkpoint to read; choose another.")
     if arguments.to == "backbone":
         weights = backbone_weights(content.model)
         save_whole(weights, output)
@@ -33,11 +31,6 @@ def main() -> None:
         )
         return
     is_demo = arguments.to == "demo"
-    if content.has_demo_names == is_demo:
-        raise UserError(
-            f"The weights {arguments.input} have {NAMINGS[arguments.to]} names already, so there is nothing to "
-            f"convert; give --to {'ours' if content.has_demo_names else 'demo'} or use the file as it is."
-        )
     weights = to_demo(content.model) if is_demo else content.model
     about = {"num_class": content.num_class, "camera_num": content.camera_num}
     save_whole(weights if is_demo else {"model": weights, **about}, output)

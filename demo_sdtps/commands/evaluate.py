@@ -2,8 +2,7 @@
 
 import argparse
 
-from demo_sdtps.commands import flags
-from demo_sdtps.config import cli
+from demo_sdtps.commands import cli, flags
 from demo_sdtps.config.common import EMBEDDING_METHODS
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json

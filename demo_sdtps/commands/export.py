@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from demo_sdtps.commands import flags
-from demo_sdtps.config import RETURN_PATTERNS, cli
+from demo_sdtps.commands import cli, flags
+from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.runtime.errors import check_extra
 

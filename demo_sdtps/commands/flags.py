@@ -10,7 +10,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import add_overwrite, print_lines, read_arguments
+from demo_sdtps.commands.cli import add_overwrite, print_lines, read_arguments
 from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS
 from demo_sdtps.config.keys import DEMO_SCHEMA, Schema
 from demo_sdtps.config.load import StoredText, load_cfg, parse_pairs, with_values

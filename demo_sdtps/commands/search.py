@@ -4,8 +4,8 @@ demo-sdtps calibrate --weight W, which fits the probability of the same identity
 import argparse
 import re
 
-from demo_sdtps.commands import flags
-from demo_sdtps.config import RETURN_PATTERNS, cli, common
+from demo_sdtps.commands import cli, flags
+from demo_sdtps.config import RETURN_PATTERNS, common
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.base import VALIDATION
 

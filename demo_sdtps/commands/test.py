@@ -1,7 +1,6 @@
 """Evaluate a checkpoint: python test_net.py --weight runs/RGBNT201/DeMo_SDTPS/best.pth"""
 
-from demo_sdtps.commands import flags
-from demo_sdtps.config import cli
+from demo_sdtps.commands import cli, flags
 from demo_sdtps.runtime.files import write_json
 
 

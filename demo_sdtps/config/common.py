@@ -1,4 +1,4 @@
-"""Names that every package shares."""
+"""Names that every package shares, and lines of output."""
 
 from __future__ import annotations
 
@@ -44,3 +44,13 @@ UNSHARED = (
 )
 # keys of MODEL on which features do not depend
 WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
+
+
+def print_lines(*lines: object) -> None:
+    """Print each on a line of stdout, at once."""
+    print(*lines, sep="\n", flush=True)
+
+
+def count_text(number: int, noun: str) -> str:
+    """A number and what it counts: "1 shard", "2 shards"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.cli import count_text
+from demo_sdtps.config.common import count_text
 from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
 from demo_sdtps.datasets.base import FORMATS, Sample
 from demo_sdtps.runtime.progress import progress

@@ -12,8 +12,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg, with_values
-from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import EMBEDDING_METHODS
+from demo_sdtps.config.common import EMBEDDING_METHODS, print_lines
 from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets.images import parallel
 from demo_sdtps.evaluation import metrics, protocol, tables

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from demo_sdtps.config import MODALITIES, with_values
-from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import omissions
 from demo_sdtps.reports.page import render, thumbnail

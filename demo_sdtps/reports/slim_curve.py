@@ -9,7 +9,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config import with_values
-from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import print_lines
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.protocol import (
     evaluate_reid,

@@ -18,7 +18,7 @@ from scipy.special import expit
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
-from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import print_lines
 from demo_sdtps.datasets import Sample, read_splits
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import make_comparison, set_distances, set_name

@@ -13,8 +13,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError, with_values
-from demo_sdtps.config.cli import count_text, print_lines
-from demo_sdtps.config.common import WITHOUT_EFFECT
+from demo_sdtps.config.common import WITHOUT_EFFECT, count_text, print_lines
 from demo_sdtps.config.load import DEMO_SCHEMA, flatten
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader

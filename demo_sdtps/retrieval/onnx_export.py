@@ -14,7 +14,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
-from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.protocol import decoded_triplets

@@ -18,8 +18,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import RERANKED, SQUARED
+from demo_sdtps.config.common import RERANKED, SQUARED, print_lines
 from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, read_folders
 from demo_sdtps.datasets.images import drop_unreadable

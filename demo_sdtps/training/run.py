@@ -23,8 +23,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import COMMAND
+from demo_sdtps.config.common import COMMAND, print_lines
 from demo_sdtps.config.keys import DEMO_SCHEMA, Schema
 from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run

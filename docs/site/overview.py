@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from demo_sdtps.commands.cli import add_overwrite, print_lines, run
 from demo_sdtps.commands.flags import config_parser, parse
-from demo_sdtps.config.cli import add_overwrite, print_lines, run
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 COLOURS = {"overview.png": ("white", "#1f2328"), "overview_dark.png": ("#0d1117", "#e6edf3")}

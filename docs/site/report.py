@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from demo_sdtps.config import cli
+from demo_sdtps.commands import cli
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 SIZE = {"width": 1080, "height": 640, "deviceScaleFactor": 1, "mobile": False}

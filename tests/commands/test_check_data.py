@@ -46,14 +46,6 @@ def test_counts_of_every_layout(check, tmp_path, name):
     assert ("expected counts: not known here" in stdout) == (name != "RGBNT201")
 
 
-@pytest.mark.parametrize("source", ["hub", "none"])
-def test_weights_that_training_downloads_are_told(check, tiny_root, source):
-    free = ("MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", "[16,16]", "INPUT.SIZE_TRAIN", "[64,64]")
-    opts = (*free, "INPUT.SIZE_TEST", "[64,64]", "MODEL.PRETRAIN_PATH_T", source)
-    warnings = check(*cli_args_for(tiny_root, *opts))[2]["warnings"]
-    assert any("MODEL.PRETRAIN_PATH_T hub" in each for each in warnings) == (source == "hub")
-
-
 def test_synthetic_data_beside_a_real_set_do_not_count_for_it(tiny_root, tmp_path):
     WRITERS["RGBNT201"](tmp_path)
     shutil.copytree(tiny_root, tmp_path / "synthetic")

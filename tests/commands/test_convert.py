@@ -105,9 +105,3 @@ def test_every_form_gives_the_same_features(exported_arrays, convert, words, our
     expected = export_features(ours)
     for path in (demo, *tmp_path.glob("*.pth")):
         assert torch.equal(export_features(path), expected), path
-
-
-def test_refuses_where_there_is_nothing_to_convert(refusal, ours, demo, tmp_path):
-    for source, to, other in ((ours, "ours", "demo"), (demo, "demo", "ours")):
-        message = refusal(convert_checkpoint.main, source, tmp_path / "x.pth", "--to", to)
-        assert "nothing to convert" in message and f"--to {other}" in message

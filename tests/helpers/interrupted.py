@@ -11,7 +11,7 @@ from commands import SMALL
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands.cli import run
 from demo_sdtps.training import reid
 from demo_sdtps.training.run import Run
 

@@ -97,8 +97,7 @@ def train_by_gloo():
     """Train; gloo exchanges the gradients."""
     import torch.distributed as dist
 
-    from demo_sdtps.commands import train
-    from demo_sdtps.config import cli
+    from demo_sdtps.commands import cli, train
 
     os.environ["LOCAL_RANK"], start = "0", dist.init_process_group
     with_gloo = lambda backend, **named: start("cpu:gloo,cuda:gloo", **named)  # noqa: E731

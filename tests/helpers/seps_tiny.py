@@ -11,8 +11,8 @@ from commands import ROOT
 from numeric import shift_seed, tolerance
 from tiny import ENCODER, WIDTH
 
+from demo_sdtps.commands.cli import run
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.cli import run
 from seps import __main__ as seps
 from seps.schema import SEPS_SCHEMA
 

@@ -15,8 +15,8 @@ import demo_sdtps
 from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
+from demo_sdtps.commands.cli import run as run_command
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import run as run_command
 from demo_sdtps.evaluation.tables import MEASURES
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import from_demo, load_file, to_demo

@@ -12,8 +12,8 @@ from layouts import pixels, save
 from numeric import assert_close, numpy_generator
 
 from demo_sdtps.commands import call, evaluate
+from demo_sdtps.commands.cli import PICTURE
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.config.cli import PICTURE
 from demo_sdtps.reports.figures import embed, spread
 
 pytestmark = pytest.mark.usefixtures("shallow")

@@ -31,8 +31,8 @@ import demo_sdtps
 from demo_sdtps.commands import export as commands
 from demo_sdtps.commands import search
 from demo_sdtps.commands import test as test_net
+from demo_sdtps.commands.cli import run
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import run
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.exported import resized
 from demo_sdtps.retrieval.onnx_export import export_model

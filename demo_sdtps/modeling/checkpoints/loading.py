@@ -51,7 +51,6 @@ class Checkpoint:
     camera_num: int
     origin: Mapping[str, Any]
     config: str = ""
-    has_demo_names: bool = False
 
 
 def save_checkpoint(
@@ -87,8 +86,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint of ours, or a bare state dict with our or DeMo's names, by a name as `weights_file` takes it."""
     path, content = _load(path)
     weights = {rename(name, [FORMER]): tensor for name, tensor in named_tensors(content).items()}
-    has_demo_names = is_demo(weights)
-    if has_demo_names:
+    if is_demo(weights):
         weights = from_demo(weights)
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER)]
     if not classes:
@@ -102,7 +100,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     # Without a configuration the file is of other code, in which such entries may be anything.
     names = ORIGIN if text else ()
     origin = {name: content[name] for name in names if content.get(name) is not None}
-    return Checkpoint(path, weights, classes[0], cameras, origin, text, has_demo_names)
+    return Checkpoint(path, weights, classes[0], cameras, origin, text)
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:

@@ -1,5 +1,5 @@
-"""What all programs have in common: flags, files to write, lines of output, and errors as one sentence. Without torch, so that
---help comes at once."""
+"""What all programs have in common: flags, files to write, and errors as one sentence. Without torch, so that --help comes at
+once."""
 
 import argparse
 import errno
@@ -9,10 +9,10 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from demo_sdtps.config.common import print_lines as print_lines
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.runtime.threads import prepare_threads
@@ -29,9 +29,6 @@ def positive_int(text: str) -> int:
     if not 0 < value < 2**31:
         raise argparse.ArgumentTypeError(f"{text} is not above 0, or far too large")
     return value
-
-
-positive_int.__name__ = "whole number"  # shown by argparse where int() fails
 
 
 def add_count(parser: ArgumentParser, flag: str, default: int | None, meaning: str) -> None:
@@ -93,35 +90,18 @@ def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> ar
     return arguments
 
 
-def print_lines(*lines: object) -> None:
-    """Print each on a line of stdout, at once."""
-    print(*lines, sep="\n", flush=True)
-
-
-def count_text(number: int, noun: str) -> str:
-    """A number and what it counts: "1 shard", "2 shards"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def run(main: Callable[[], None]) -> None:
     """Call `main` with the number of threads and their wait policy set, before torch is imported, and end the process where it
     fails: code 2 and one sentence on stderr for a `UserError`, and for errors of the system that name a file, a full disk, a
-    lack of memory and failed loading processes; 130 after Ctrl-C; 141 where the reader of the output (head, less) has ended. A
+    lack of memory and failed loading processes; 130 after Ctrl-C, or where the reader of the output (head, less) has ended. A
     bug keeps its stack trace."""
     code, sentence = 0, ""
     prepare_threads()
-    with suppress(AttributeError):  # of a notebook
-        # a name of a file need not be text
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         code, sentence = 130, "interrupted"
-    except BrokenPipeError:
-        # Python would write the rest at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141  # 128 + SIGPIPE, as the shell reports it
     except Exception as error:
         code, sentence = 2, _sentence(error)
         if not sentence:
@@ -149,6 +129,4 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, RuntimeError) and re.match("(?!Caught ).*DataLoader", text):
         remedy = "lower DATALOADER.NUM_WORKERS, enlarge /dev/shm, or raise DATALOADER.TIMEOUT"
         return f"The loading processes failed ({text}); {remedy}."
-    if re.search(r"No working C\+\+ compiler|Failed to find C compiler", text):
-        return "MODEL.COMPILE needs a compiler, and there is none; install g++ (gcc for a GPU), or set it to False."
     return ""
