@@ -21,18 +21,8 @@ from tests.reference.demo import ClipBackbone
 WIDTH, HEADS, DEPTH, GRID = 32, 2, 3, (4, 2)
 SMALL = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "num_classes": 5}
 WORDS = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 49]])
-PATH = (
-    3 * 16 * 16,
-    3,
-    16,
-    WIDTH,
-    16,
-    16,
-    *DEPTH * sums_of_a_block(WIDTH, HEADS, 24),
-    WIDTH,
-    WIDTH,
-    WIDTH,
-)
+BLOCKS = DEPTH * sums_of_a_block(WIDTH, HEADS, 24)
+PATH = (3 * 16 * 16, 3, 16, WIDTH, 16, 16, *BLOCKS, WIDTH, WIDTH, WIDTH)
 """Lengths of the sums (tests/helpers/numeric.py) from scores and means of dropped patches, which are float32, to outputs."""
 
 
@@ -46,30 +36,15 @@ def timm_model(name, **changes):
 def open_clip_model():
     from open_clip.model import CLIP
 
-    vision = {
-        "layers": DEPTH,
-        "width": WIDTH,
-        "head_width": WIDTH // HEADS,
-        "patch_size": 16,
-        "image_size": (64, 32),
-    }
-    return CLIP(
-        WIDTH, vision, {"width": 32, "heads": 2, "layers": 2, "vocab_size": 50, "context_length": 8}
-    )
+    sizes = {"layers": DEPTH, "width": WIDTH, "head_width": WIDTH // HEADS}
+    text = {"width": 32, "heads": 2, "layers": 2, "vocab_size": 50, "context_length": 8}
+    return CLIP(WIDTH, sizes | {"patch_size": 16, "image_size": (64, 32)}, text)
 
 
 def torchvision_model():
     from torchvision.models import VisionTransformer
 
-    return VisionTransformer(
-        image_size=64,
-        patch_size=16,
-        num_layers=DEPTH,
-        num_heads=HEADS,
-        hidden_dim=WIDTH,
-        mlp_dim=64,
-        num_classes=5,
-    )
+    return VisionTransformer(64, 16, DEPTH, HEADS, WIDTH, 64, num_classes=5)
 
 
 def transformers_model(name, head="", **changes):
@@ -194,10 +169,8 @@ def saliency(voters, case):
     size = (case.patch, case.patch)
 
     def score(call, row, index, layer, images):
-        scores = [
-            patch_scores.saliency(each[row % len(each)].detach(), case.grid, size, size)
-            for each in voters(call)
-        ]
+        rows = [each[row % len(each)].detach() for each in voters(call)]
+        scores = [patch_scores.saliency(each, case.grid, size, size) for each in rows]
         return [float(sum(values[place] for values in scores)) for place in images[row].patches]
 
     return score
@@ -206,37 +179,6 @@ def saliency(voters, case):
 def by_saliency(case):
     """Each image by itself, for `compare`."""
     return lambda model, images: saliency(lambda call: [images], case)
-
-
-def attention(call, row, index, layer, images):
-    """What the block itself computes, in its plain form."""
-
-    def all_weights(module, args, kwargs):
-        return args, kwargs | {"need_weights": True, "average_attn_weights": False}
-
-    block, outputs, handles = layer.args[0], [], []
-    for module in block.modules():
-        if isinstance(module, nn.MultiheadAttention):
-            handles.append(module.register_forward_pre_hook(all_weights, with_kwargs=True))
-        elif hasattr(module, "fused_attn"):  # timm's
-            module.fused_attn = False
-            hook = module.attn_drop.register_forward_pre_hook
-            handles.append(hook(lambda _, args: outputs.append((None, args[0]))))
-        elif hasattr(module, "config"):  # transformers'
-            module.config._attn_implementation = "eager"
-        handles.append(module.register_forward_hook(lambda _, args, output: outputs.append(output)))
-    with torch.no_grad():
-        layer(images[row])
-    for handle in handles:
-        handle.remove()
-    (weights,) = {
-        id(output[1]): output[1]
-        for output in outputs
-        if isinstance(output, tuple) and output[1] is not None
-    }.values()
-    first, image = len(images[row].prefix), images[row]
-    of_patches = weights[0, :, 0, first : first + len(image.patches)]
-    return list(map(float, patch_scores.mean_attention(of_patches)))
 
 
 def learned(slimming, names=("image",)):

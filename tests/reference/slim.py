@@ -40,13 +40,12 @@ def run(
     tokens_first=False,
     merge=True,
     nudge=lambda call, row, index, place: 0.0,
-    weigh=None,
 ):
     """`forward(model)` of a dense model, where slimmed tokens take the place of those after the last block at `path`.
 
     `stages` {index: (share, score)}, `score(call, row, index, layer, images)` one number for each patch of `images[row]` in the
     `call`-th call of the blocks, before block `index`, which is `layer`. `nudge`s are added where the best are chosen: they
-    decide between scores that are equal but for roundings. `weigh` makes of scores the weights of dropped patches.
+    decide between scores that are equal but for roundings.
     """
     blocks, calls = list(model.get_submodule(path)), defaultdict(list)
     swap = (lambda rows: rows.transpose(0, 1)) if tokens_first else (lambda rows: rows)
@@ -67,9 +66,7 @@ def run(
                 share, score = stages[index]
                 scores = [score(call, row, index, each, images) for row, each in enumerate(layers)]
                 images = [
-                    drop_patches(
-                        image, scores[row], share, merge, partial(nudge, call, row, index), weigh
-                    )
+                    drop_patches(image, scores[row], share, merge, partial(nudge, call, row, index))
                     for row, image in enumerate(images)
                 ]
             images = [each(image) for each, image in zip(layers, images, strict=True)]
@@ -86,8 +83,8 @@ def run(
     return output
 
 
-def drop_patches(image, scores, share, merge, nudge, weigh):
-    """The best patches, and the sum of the others with the weights that `weigh`, or a softmax, makes of their scores."""
+def drop_patches(image, scores, share, merge, nudge):
+    """The best patches, and the sum of the others with the softmax of their scores as weights."""
     by_place = dict(zip(image.patches, scores, strict=True))
     keep = math.ceil(share * len(by_place) - 1e-6)
     ranked = sorted(
@@ -96,7 +93,7 @@ def drop_patches(image, scores, share, merge, nudge, weigh):
     best, others = sorted(ranked[:keep]), ranked[keep:]
     extras = list(image.extras)
     if merge and others:
-        weights = (weigh or softmax)([by_place[place] for place in others])
+        weights = softmax([by_place[place] for place in others])
         extras.append(
             sum(w * image.patches[place] for w, place in zip(weights, others, strict=True))
         )

@@ -6,8 +6,10 @@ import math
 import pytest
 import timm
 import torch
+from numeric import assert_close
 from slim_models import (
     CASES,
+    PATH,
     by_saliency,
     compare,
     learned,
@@ -106,3 +108,24 @@ def test_operations_are_a_budget(name, settings):
     assert second == math.ceil(first * first / 196)
     with pytest.raises(UserError, match="operations is"):
         model.slimming.counts(2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("score", ["saliency", "self_supervised"])
+def test_torchs_exporters_write_onnx(tmp_path, score, dynamo):
+    """Of any batch, also with images of one colour, whose patches all score the same."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    _, model, _ = slim_both(CASES["timm"], (0, 2), (0.6, 0.5), score)
+    model, path = model.float(), tmp_path / "model.onnx"
+    shapes = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=64)},)}
+    axes = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
+    images = CASES["timm"].draw().float()
+    torch.onnx.export(model, (images,), path, dynamo=dynamo, **(shapes if dynamo else axes))
+    session = onnxruntime.InferenceSession(path)
+    for batch in (1, 5):
+        images = CASES["timm"].draw(batch, seed=batch).float()
+        images[-1] = 0.5
+        (actual,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        assert_close(torch.from_numpy(actual), model(images).double(), *PATH)

@@ -8,7 +8,7 @@ import torch
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, backbone_cfg, disturb
 from numeric import assert_close, shift_seed
 from sdtps_cases import assert_gradients_equal
-from slim_models import attention, learned, nudge, probe_gradients
+from slim_models import learned, nudge, probe_gradients
 from tiny import CAMERAS, random_images, tiny_cfg
 
 from demo_sdtps.config import MODALITIES
@@ -26,7 +26,6 @@ DEPTH = 3
 SCORE = (384, 64, 384, 64)
 """Lengths of the sums of what is computed in float32, at most: cosines, or logits and softmax, and those of the means."""
 PLAIN = ("MODEL.SIE_CAMERA", False, "MODEL.DROP_PATH", 0, "INPUT.JOINT_AUGMENTATION", True)
-EVIT = "studies.baselines:EViT"
 
 
 def build(name, blocks, keep, *opts):
@@ -74,11 +73,7 @@ def sum_over_modalities(score):
 
 def slow(cfg, backbone, slimming, images, stages):
     """Patches and class tokens of all modalities, one after the other."""
-    scores = {
-        "self_supervised": learned(slimming, MODALITIES),
-        EVIT: attention,
-    }
-    score = scores[cfg.MODEL.SLIM_SCORE]
+    score = learned(slimming, MODALITIES)
     score = sum_over_modalities(score) if cfg.MODEL.SLIM_SHARED else score
     rows = torch.cat(list(images.values()))
 
@@ -101,7 +96,6 @@ def slow(cfg, backbone, slimming, images, stages):
         backbone.vit.num_prefix_tokens,
         merge=cfg.MODEL.SLIM_MERGE,
         nudge=bump,
-        weigh=list if cfg.MODEL.SLIM_SCORE == EVIT else None,
     )
 
 
@@ -109,22 +103,19 @@ LARGE = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks", "keep", "score", "is_shared", "merge"),
+    ("name", "blocks", "keep", "is_shared", "merge"),
     [
-        ("test_vit", "[1,2]", "[0.5,0.5]", "self_supervised", True, True),
-        ("test_vit", "[1,2]", "[0.5,0.5]", "self_supervised", False, False),
-        ("CLIP", "[1]", "[0.5]", "self_supervised", True, True),
-        (EVA02, "[0,1]", "[0.6,1.0]", "self_supervised", False, False),
-        (DINOV3, "[0,2]", "[0.7,0.5]", EVIT, False, True),
-        pytest.param(REGISTERS, "[0,2]", "[0.7,0.5]", EVIT, False, True, marks=LARGE),
-        pytest.param(MIXED, "[1,2]", "[0.7,0.7]", "self_supervised", True, True, marks=LARGE),
+        ("test_vit", "[1,2]", "[0.5,0.5]", True, True),
+        ("test_vit", "[1,2]", "[0.5,0.5]", False, False),
+        ("CLIP", "[1]", "[0.5]", True, True),
+        (EVA02, "[0,1]", "[0.6,1.0]", False, False),
+        (DINOV3, "[0,2]", "[0.7,0.5]", False, True),
+        pytest.param(REGISTERS, "[0,2]", "[0.7,0.5]", False, True, marks=LARGE),
+        pytest.param(MIXED, "[1,2]", "[0.7,0.7]", True, True, marks=LARGE),
     ],
 )
-def test_values_and_gradients_are_those_of_the_slow_version(
-    name, blocks, keep, score, is_shared, merge
-):
-    settings = ("SCORE", score), ("SHARED", is_shared), ("MERGE", merge)
-    opts = [word for key, value in settings for word in (f"MODEL.SLIM_{key}", value)]
+def test_values_and_gradients_are_those_of_the_slow_version(name, blocks, keep, is_shared, merge):
+    opts = "MODEL.SLIM_SHARED", is_shared, "MODEL.SLIM_MERGE", merge
     cfg, backbone, slimming = build(name, blocks, keep, *opts)
     images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
     stem = run_stem(backbone, images, slimming.blocks[0])

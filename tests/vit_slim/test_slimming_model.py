@@ -5,7 +5,6 @@ import torch
 from numeric import assert_close, assert_order, tolerance
 from tiny import (
     PATCHES,
-    SHALLOW,
     WIDTH,
     pairs,
     random_images,
@@ -19,7 +18,6 @@ from demo_sdtps.evaluation.protocol import encode_cases
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.precision import inference
-from tests.reference.patch_scores import saliency
 from vit_slim.scores import SCORES
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
@@ -142,28 +140,6 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     assert reached.tolist() == ["NI" not in case for case in CASES]
 
 
-@torch.no_grad()
-def test_absent_modalities_have_no_say_in_a_shared_set():
-    """The first stage's set is that of the summed saliency of the others, written out."""
-    model = slim_model().eval().double()
-    images, cameras = random_images(2)
-    images = exact(images)
-    patch, grid = model.backbone.vit.patch_embed.proj, model.backbone.grid_size
-    windows = patch.kernel_size, patch.stride
-    for missing in CASES:
-        (encoded,) = encode_cases(model, images, cameras, [missing])
-        for row in range(4):
-            scores = sum(
-                torch.tensor(saliency(images[name][row], grid, *windows), dtype=torch.double)
-                for name in MODALITIES
-                if name not in missing
-            )
-            first, *others = (encoded.stages[0].kept[name][row] for name in MODALITIES)
-            assert len(first) == COUNTS[0] and all(torch.equal(first, other) for other in others)
-            allowed = tolerance(*SCORE) * len(MODALITIES)
-            assert_order(first[scores[first].argsort(descending=True)], -scores, allowed)
-
-
 @pytest.mark.parametrize(
     "opts",
     [
@@ -219,19 +195,3 @@ def test_bfloat16_is_near_float32(score):
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
     assert ("auxiliary" in parts) == (score == "self_supervised")
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("is_training", [False, True])
-def test_the_model_compiles_as_one_graph(is_training):
-    torch._dynamo.reset()
-    words = ["MODEL.USE_SDTPS", "True", "MODEL.SLIM_BLOCKS", "[0,1]", "MODEL.DEPTH", "2"]
-    model = slim_model("self_supervised", *words).train(is_training)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    with torch.set_grad_enabled(is_training):
-        actual, expected = (each(*random_images(1)) for each in (compiled, model))
-    outputs = [pairs(each) if is_training else [each] for each in (actual, expected)]
-    for one, other in zip(*outputs, strict=True):
-        assert_close(one, other.double(), *SHALLOW, *SHALLOW)
