@@ -1,14 +1,24 @@
-"""The pages of the root and of docs/: links, headings and commands refer to what exists; tables are those of the data."""
+"""The pages of the root and of docs/ (links, headings and commands refer to what exists; tables are those of the data), their
+site, the notebook, and what each part imports."""
 
+import ast
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from functools import partial
+from html import unescape
+from inspect import getdoc
 
+import nbformat
 import pytest
 from commands import ROOT
+from nbclient import NotebookClient
 from PIL import Image
 
+import demo_sdtps
 from demo_sdtps.commands import dispatch, match_command
 from demo_sdtps.config.common import COMMAND
 from tools import tables
@@ -105,3 +115,88 @@ def test_the_figures_of_the_pages(name, tmp_path):
     results = "".join(text(ROOT / "docs" / f"{page}.md") for page in ("results", "results_all"))
     assert f'src="images/{name}.png"' in results and f'"images/{name}_dark.png"' in results
     assert (ROOT / "docs" / "images" / f"{name}_dark.png").is_file()
+
+
+# The site (mkdocs.yml, docs/site/), built as `make docs` does
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site: → {page: its HTML}. Strict: a warning, such as of a link to nothing, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment)
+    assert done.returncode == 0
+    return {
+        str(page.relative_to(folder)): page.read_text("utf-8") for page in folder.rglob("*.html")
+    }
+
+
+def visible_text(page):
+    """The text of a page in one line, without markup."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", "", page)).split())
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("name", demo_sdtps.__all__)
+def test_the_reference_has_the_docstring_of_every_public_name(site, name):
+    page = site["reference/demo_sdtps.html"]
+    assert f'id="demo_sdtps.{name}"' in page
+    first = getdoc(getattr(demo_sdtps, name)).split("\n\n")[0].replace("`", "")
+    assert " ".join(first.split()) in visible_text(page)
+
+
+# examples/demo.ipynb
+
+
+def outputs(notebook):
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def images(notebook):
+    return sum("image/png" in output.get("data", {}) for output in outputs(notebook))
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+# Of jupyter_client, about its own connection to the kernel.
+@pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning:jupyter_client", "ignore::DeprecationWarning:zmq"
+)
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """On eight persons, for one epoch, in another folder than the checkout's."""
+    for name, value in {"FOLDER": tmp_path / "runs", "IDENTITIES": 8, "EPOCHS": 1}.items():
+        monkeypatch.setenv(f"NOTEBOOK_{name}", str(value))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(ROOT / "examples" / "demo.ipynb", as_version=4)
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
+    assert images(notebook) == 3
+    texts = "\n".join(output.get("text", "") for output in outputs(notebook))
+    assert "mean of the six" in texts and "epoch 1" in texts
+    assert {path.name for path in tmp_path.iterdir()} <= {"runs", "ipython"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"data", "run", "tokens.png"}
+
+
+# synthetic, studies and benchmarks → seps → demo_sdtps → vit_slim, and none back
+
+PARTS = ("vit_slim", "demo_sdtps", "seps", "synthetic", "benchmarks", "studies", "tools", "tests")
+"""Each may import those before it."""
+
+
+def imported(file):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name.split(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("part", ["vit_slim", "demo_sdtps", "seps", "synthetic"])
+def test_nothing_is_imported_from_a_later_part(part):
+    later = {*PARTS[PARTS.index(part) + 1 :]}
+    files = [*(ROOT / part).rglob("*.py")]
+    wrong = {file.relative_to(ROOT).as_posix(): later & {*imported(file)} for file in files}
+    assert files and not [name for name, parts in wrong.items() if parts]
