@@ -229,13 +229,6 @@ def test_what_a_host_cannot_do_is_refused_in_one_sentence(name, keys, sentence):
     )
 
 
-def test_another_model_is_refused_and_named_what_is_known():
-    with pytest.raises(
-        UserError,
-        match=r"Linear is not the model of a code base that patch knows \(DeMo, UGG, Signal, .*slim",
-    ):
+def test_another_model_is_refused():
+    with pytest.raises(UserError, match="Linear is not the model of a code base"):
         demo_sdtps.patch(nn.Linear(2, 2), configuration(USE_SDTPS=True))
-    model = HOSTS["MFRNet"]()
-    model.BACKBONE.base = nn.Identity()
-    with pytest.raises(UserError, match="of MFRNet has no Conv2d"):
-        demo_sdtps.patch(model, configuration(**STAGE))
