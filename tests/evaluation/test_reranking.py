@@ -177,11 +177,3 @@ def test_features_are_normalised_and_left_as_they_are():
     longer = [side * torch.arange(1, len(side) + 1)[:, None] for side in sides]
     assert_same(k_reciprocal(*longer, 9, 4), by_loops(*sides, 9, 4), sides)
     assert torch.equal(k_reciprocal(*sides, 9, 4), actual)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_precisions_give_float32(dtype):
-    sides = [side.to(dtype) for side in clusters(12)]
-    actual = k_reciprocal(*sides, 9, 4)
-    assert actual.dtype == torch.float32
-    assert torch.equal(actual, k_reciprocal(*(side.float() for side in sides), 9, 4))

@@ -16,7 +16,6 @@ from demo_sdtps.evaluation.protocol import (
     ranked_distances,
 )
 from demo_sdtps.modeling.demo import make_model
-from tests.reference import ranking, reranking
 
 
 def cfg_and_data(root, *opts):
@@ -59,28 +58,6 @@ def test_with_normalisation_only_the_direction_counts(tiny_root, value, exact):
     lengths = 10.0 ** (torch.arange(len(identities)) % 5)
     features = (identities[:, None] == identities.unique()).float() * lengths[:, None]
     assert (rank_features(cfg, features, data).mAP == pytest.approx(1)) is exact
-
-
-@pytest.mark.parametrize("value", ["no", "yes"])
-def test_distance_that_is_ranked(tiny_root, value):
-    cfg, data = cfg_and_data(tiny_root, "TEST.RE_RANKING", value)
-    query, gallery = data.labels
-    labels = [
-        side.tolist() for side in (query.identity, gallery.identity, query.camera, gallery.camera)
-    ]
-    # Rounding may exchange two neighbours, of 4 matches.
-    step = 1 / len(data.query) / (2 * 4)
-    expected, other, rng = 0.0, 0.0, generator(4)
-    while abs(expected - other) <= 2 * step:  # features that tell one distance from the other
-        features = torch.randn(len(data.samples), 6, generator=rng).double()
-        features = features / features.norm(dim=1, keepdim=True)
-        query, gallery = (features[places].tolist() for places in (data.query, data.gallery))
-        by_neighbours = reranking.k_reciprocal(query, gallery)
-        expected = ranking.evaluate(query, gallery, *labels)[1]
-        other = ranking.evaluate_distances(by_neighbours, *labels)[1]
-    if value == "yes":
-        expected = other
-    assert rank_features(cfg, features.float(), data).mAP == pytest.approx(expected, abs=step)
 
 
 def test_re_ranking_normalises_features_and_columns_whatever_feat_norm_says(tiny_root):

@@ -14,12 +14,11 @@ from modality_sets import (
     split_parts,
 )
 from numeric import assert_close, assert_order, generator, numpy_generator, tolerance
-from ranking_cases import near_ties, roundings
 
 from demo_sdtps.evaluation import distances as distance_module
-from demo_sdtps.evaluation.distances import Comparison, rerank
+from demo_sdtps.evaluation.distances import rerank
 from demo_sdtps.retrieval import nearest
-from tests.reference import cross_modal, reranking
+from tests.reference import cross_modal
 from tests.reference import search as reference
 
 
@@ -88,24 +87,6 @@ def test_features_of_any_length_are_searched_exactly():
     far = np.square(gallery[:5, None].astype(float) - gallery).sum(axis=2)
     actual = search(gallery[:5], gallery, 3)
     assert np.array_equal(actual.rows, far.argsort(axis=1)[:, :3])
-
-
-def test_re_ranking_orders_the_hits_alone():
-    generator = numpy_generator(4)
-    gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
-    hits = search(queries, gallery, 20)
-    actual = nearest.rerank_hits(Comparison(), make_side(queries), make_side(gallery), hits, 6)
-    for query, rows, near, distances in zip(
-        queries, hits.rows, actual.rows, actual.distances, strict=True
-    ):
-        sides = torch.from_numpy(query)[None], torch.from_numpy(gallery[rows])
-        if near_ties(torch.cat(sides), [14]).any():  # the 15 nearest, which are k2
-            continue
-        (line,) = reranking.k_reciprocal(*(side.tolist() for side in sides))
-        place = [rows.tolist().index(row) for row in near]
-        lengths, scale = roundings(*sides)
-        assert_order(place, line, 2 * tolerance(*lengths) * scale)
-        assert_close(distances, [line[one] for one in place], *lengths, scale=scale)
 
 
 def run_reference(*arguments):
