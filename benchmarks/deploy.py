@@ -15,7 +15,7 @@ import torch
 from benchmarks.rows import Row, ratio_row
 from benchmarks.timing import in_turns
 from demo_sdtps.config import load_cfg, with_values
-from demo_sdtps.datasets.transforms import Transform, test_transform
+from demo_sdtps.datasets.transforms import Transform, resize_and_normalise
 from demo_sdtps.modeling.demo import DeMo
 from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.precision import cast_copy, evaluating
@@ -97,7 +97,7 @@ def open_extractors(reid: Extractor, folder: Path, threads: int) -> dict[str, Ex
     half = deepcopy(reid.model)
     half.backbone = cast_copy(half.backbone, torch.bfloat16)
     models = {"torch float32": reid.model, "torch bfloat16": half}
-    transform = test_transform(reid.cfg)
+    transform = resize_and_normalise(reid.cfg, reid.cfg.INPUT.SIZE_TEST)
     by_torch = {name: partial(run_torch, model, transform) for name, model in models.items()}
     return by_torch | {
         name: partial(run_file, model) for name, model in open_files(folder, threads)

@@ -56,12 +56,14 @@ def test() -> None:
 def check() -> None:
     arguments, cfg = check_data.parse(SEPS_SCHEMA)
     from demo_sdtps.datasets.images import verify
-    from demo_sdtps.datasets.loaders import shuffled_batches
+    from demo_sdtps.datasets.samplers import ShuffledBatchSampler
     from seps.captions import read_caption_splits
 
     splits = read_caption_splits(cfg)
     # as training does
-    shuffled_batches(len(splits["train"].captions), "captions", cfg.SOLVER.IMS_PER_BATCH, seed=0)
+    ShuffledBatchSampler(
+        len(splits["train"].captions), "captions", cfg.SOLVER.IMS_PER_BATCH, seed=0
+    )
     if arguments.decode:
         verify(path for split in splits.values() for path in split.paths)
     counts = {
@@ -72,7 +74,7 @@ def check() -> None:
         }
         for name, split in splits.items()
     }
-    findings = {"counts": counts, "expected": {}, "differences": [], "warnings": [], "complete": []}
+    findings = {"counts": counts, "expected": {}, "differences": [], "warnings": []}
     folder = Path(cfg.DATASETS.ROOT_DIR) / cfg.DATASETS.NAMES
     check_data.report_findings(arguments, cfg, findings, folder)
 

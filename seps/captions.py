@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +26,10 @@ from demo_sdtps.datasets.loaders import (
     ImageDataset,
     collated_batches,
     loader_kwargs,
-    shuffled_batches,
     use_cache,
 )
-from demo_sdtps.datasets.transforms import Generator, PerModality, Transform
+from demo_sdtps.datasets.samplers import ShuffledBatchSampler
+from demo_sdtps.datasets.transforms import Transform, transform_each
 from demo_sdtps.runtime.files import read_json
 from demo_sdtps.runtime.gpu import to_device
 
@@ -120,7 +121,7 @@ class CropTransform:
         flip = v2.RandomHorizontalFlip(cfg.INPUT.PROB)
         self.transform = v2.Compose([crop, flip, transforms.normalise(cfg)])
 
-    def __call__(self, image: Tensor, rng: Generator = random) -> Tensor:
+    def __call__(self, image: Tensor, rng: random.Random) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(rng.getrandbits(63))
             return self.transform(image)
@@ -145,7 +146,7 @@ def caption_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     """Loads random batches of captions of a split of tokens, for `caption_batches`; `.batch_sampler.begin(epoch)` precedes each
     epoch."""
     solver, count = cfg.SOLVER, len(split.captions)
-    sampler = shuffled_batches(count, "captions", solver.IMS_PER_BATCH, solver.SEED)
+    sampler = ShuffledBatchSampler(count, "captions", solver.IMS_PER_BATCH, solver.SEED)
     texts = [split.captions]
     if split.long_captions:
         texts.append([split.long_captions[image] for image in split.image_of])
@@ -167,7 +168,9 @@ def _image_dataset(
 ) -> ImageDataset:
     """Samples (images, *targets), each of one image."""
     paths: list[Paths] = [(file,) for file in files]
-    return ImageDataset(paths, targets, PerModality(transform), use_cache(cfg, paths), _decode)
+    return ImageDataset(
+        paths, targets, partial(transform_each, transform), use_cache(cfg, paths), _decode
+    )
 
 
 def _decode(paths: Paths) -> Images:

@@ -11,7 +11,7 @@ from demo_sdtps.runtime.errors import UserError, nearest_name
 COMMANDS = {
     "train": ("train", "train a model, and evaluate it as it learns"),
     "test": ("test", "evaluate a checkpoint: mAP and Rank-1/5/10"),
-    "calibrate": ("search:calibrate", "fit the probability of the same identity, and thresholds"),
+    "calibrate": ("search:calibrate", "fit the probability that two triplets show one identity"),
     "search": ("search", "find the images of a gallery that are most like a query"),
     "export": ("export:features", "write the features of a split as numpy arrays or Parquet"),
     "export onnx": ("export:onnx", "write the model as ONNX"),

@@ -48,7 +48,6 @@ def report_findings(
     cli.print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",
         count_table(findings["counts"], findings["expected"]),
-        *findings["complete"],
         *findings["warnings"],
         *(f"WARNING: {sentence}" for sentence in findings["differences"]),
         f"{arguments.config_file} can train on it; {decoded} image was decoded.",

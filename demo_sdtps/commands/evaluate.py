@@ -12,7 +12,7 @@ CLASSES, CAMERAS = 171, 4  # RGBNT201's
 
 def analyse() -> None:
     parser = flags.config_parser(
-        "Write the numbers behind an evaluation: mAP and Rank-1/5/10 by missing modalities, by camera, and of any modalities "
+        "Write the numbers behind an evaluation: mAP and Rank-1/5/10 by missing modalities, and of any modalities "
         "against any, average precision of every query, rank lists, the worst queries, and the features in two dimensions "
         "(PCA, t-SNE). docs/getting_started.md describes the file."
     )

@@ -1,6 +1,5 @@
 """Data sets: readers, transforms, samplers and loaders."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -71,17 +70,6 @@ def trained_cameras(cfg: CfgNode, origin: Mapping[str, Any], cameras: int) -> li
     reader = READERS.get(cfg.DATASETS.NAMES)
     numbers = range(reader.first_camera, reader.first_camera + cameras) if reader else []
     return origin.get("cameras") or [*map(str, numbers)]
-
-
-def completeness(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """A line for each split of own data: how many of its triplets have images of which modalities."""
-    lines: list[str] = []
-    for split, samples in splits.items() if cfg.DATASETS.NAMES in OWN_READERS else ():
-        present = ([m for m in cfg.MODEL.MODALITIES if m in one.modalities] for one in samples)
-        counts = Counter(map(" and ".join, present)).most_common()
-        texts = (f"{count:,} triplets of {names}" for names, count in counts)
-        lines.append(f"{split}: {', '.join(texts)}")
-    return lines
 
 
 def split_validation(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:

@@ -12,7 +12,6 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.common import count_text
 from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
 from demo_sdtps.datasets.base import FORMATS, Sample
 from demo_sdtps.runtime.progress import progress
@@ -230,11 +229,6 @@ def drop_unreadable(samples: Sequence[S], broken: dict[str, str]) -> list[S]:
     broken.update(unreadable(sorted({path for sample in samples for path in sample.files})))
     remaining = [sample.without(broken) for sample in samples]
     return [sample for sample in remaining if sample.files]
-
-
-def omissions(broken: Mapping[str, str]) -> list[str]:
-    """Lines on the images that cannot be read; none where all can."""
-    return [f"Left out, {count_text(len(broken), 'image')}:", *broken.values()] if broken else []
 
 
 def parallel(

@@ -32,8 +32,6 @@ from demo_sdtps.runtime.threads import cpu_cores
 # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 CACHE_LIMIT = 1 << 30
 
-Decode = Callable[[Paths], Images]
-
 
 class Batch(NamedTuple):
     """B triplets."""
@@ -57,7 +55,7 @@ class ImageDataset(Dataset):
         targets: Sequence[tuple],
         transform: transforms.SampleTransform,
         cache: bool,
-        decode: Decode = decode_triplet,
+        decode: Callable[[Paths], Images] = decode_triplet,
         modalities: Sequence[str] = MODALITIES,
     ):
         self.modalities = tuple(modalities)
@@ -98,7 +96,9 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     """The samples in order, without augmentation; labels are the identities on disk."""
     # Cached like the training images, since evaluation may run after every epoch.
-    transform = transforms.PerModality(transforms.test_transform(cfg))
+    transform = partial(
+        transforms.transform_each, transforms.resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST)
+    )
     dataset = _triplets(cfg, samples, [sample.identity for sample in samples], transform)
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg))
 
@@ -134,19 +134,8 @@ def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> samplers.EpochBatchSam
             "DATALOADER.NUM_INSTANCE; add images of others, or lower SOLVER.IMS_PER_BATCH."
         )
     if is_shuffled:
-        return shuffled_batches(len(labels), "triplets", batch_size, cfg.SOLVER.SEED)
+        return samplers.ShuffledBatchSampler(len(labels), "triplets", batch_size, cfg.SOLVER.SEED)
     return samplers.IdentityBatchSampler(labels, batch_size, instances, cfg.SOLVER.SEED)
-
-
-def shuffled_batches(
-    count: int, unit: str, batch_size: int, seed: int
-) -> samplers.ShuffledBatchSampler:
-    """Sampler of `count` samples."""
-    if count < batch_size:
-        raise UserError(
-            f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower it."
-        )
-    return samplers.ShuffledBatchSampler(count, batch_size, seed)
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:

@@ -230,19 +230,16 @@ def read_table(table: Path) -> tuple[list[str], dict[int, dict[str, str]]]:
         ) from None
     for number, line in lines.items():
         for name in columns:
-            line[name] = clean_text(line[name], is_path=name.upper() in MODALITIES)
+            is_path, text = name.upper() in MODALITIES, line[name]
+            # labels that look the same are the same
+            words = unicodedata.normalize("NFC", text).split()
+            line[name] = text.strip() if is_path else " ".join(words)
             if "" in line or INVISIBLE.search(line[name]):
                 raise UserError(
                     f"Line {number} of {table} has an invisible character in {line[name]!r}, or more cells than the table has "
                     "columns; remove it, or put a text with a comma into quotation marks."
                 )
     return columns, lines
-
-
-def clean_text(text: str, is_path: bool) -> str:
-    """A path without the blanks around it; a label in Unicode's form NFC with single spaces, so that labels that look the same
-    are the same."""
-    return text.strip() if is_path else " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def number_labels(labels: Iterable[str]) -> dict[str, int]:

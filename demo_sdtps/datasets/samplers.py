@@ -3,16 +3,16 @@
 The batches of an epoch depend on the seed and the number of the epoch only.
 """
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
 
+from demo_sdtps.config import UserError
 from demo_sdtps.runtime.distributed import shard_for_rank
 
 
-class EpochBatchSampler(ABC):
+class EpochBatchSampler:
     """This process's part of the batches of `epoch`. A batch is a list of (index, seed): the augmentation of a sample draws
     from the seed, in whichever process it is loaded."""
 
@@ -37,9 +37,9 @@ class EpochBatchSampler(ABC):
             batches.append(list(zip(indices, seeds, strict=True)))
         return batches
 
-    @abstractmethod
     def draw(self, generator: torch.Generator) -> Iterator[list[int]]:
         """The indices of each batch. Between two batches the seeds of the samples are drawn from the generator too."""
+        raise NotImplementedError
 
 
 class IdentityBatchSampler(EpochBatchSampler):
@@ -78,10 +78,15 @@ class IdentityBatchSampler(EpochBatchSampler):
 
 
 class ShuffledBatchSampler(EpochBatchSampler):
-    """All samples once per epoch in random order, in batches of `batch_size`; a smaller last batch is dropped."""
+    """All `count` samples, of which each is a `unit` such as "triplets", once per epoch in random order, in batches of
+    `batch_size`; a smaller last batch is dropped. Raises `UserError` for fewer samples than a batch."""
 
-    def __init__(self, count: int, batch_size: int, seed: int):
+    def __init__(self, count: int, unit: str, batch_size: int, seed: int):
         super().__init__(seed)
+        if count < batch_size:
+            raise UserError(
+                f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower it."
+            )
         self.count, self.batch_size = count, batch_size
 
     def draw(self, generator: torch.Generator) -> Iterator[list[int]]:

@@ -6,8 +6,6 @@ Each modality is augmented independently, or with one flip and crop per triplet 
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +17,6 @@ Transform = Callable[..., torch.Tensor]
 Decoded = Sequence[torch.Tensor | None]
 SampleTransform = Callable[..., list[torch.Tensor]]
 """All images of a sample, and optionally a random generator → their inputs of the network."""
-# Python's random generator; the module `random` is the global one
-Generator = random.Random | ModuleType
 # what is drawn for flip and crop: whether to flip, shift down and right in pixels
 Geometry = tuple[bool, int, int]
 
@@ -43,7 +39,7 @@ class TrainTransform:
         statistics = (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in statistics)
 
-    def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
+    def __call__(self, images: Decoded, rng: random.Random) -> list[torch.Tensor]:
         joint = self.geometry(rng) if self.settings.JOINT_AUGMENTATION else None
         inputs = [
             None if image is None else self.augment(image, joint or self.geometry(rng), rng)
@@ -57,11 +53,11 @@ class TrainTransform:
             inputs = [None if place in dropped else image for place, image in enumerate(inputs)]
         return fill_absent(inputs)
 
-    def geometry(self, rng: Generator) -> Geometry:
+    def geometry(self, rng: random.Random) -> Geometry:
         flip, padding = rng.random() < self.settings.PROB, self.settings.PADDING
         return flip, rng.randint(-padding, padding), rng.randint(-padding, padding)
 
-    def augment(self, image: torch.Tensor, geometry: Geometry, rng: Generator) -> torch.Tensor:
+    def augment(self, image: torch.Tensor, geometry: Geometry, rng: random.Random) -> torch.Tensor:
         """One image. Padding is black and precedes normalisation, as in DeMo."""
         if image.shape[1:] != self.size:
             image = self.resize(image)
@@ -71,15 +67,11 @@ class TrainTransform:
         return erase(image, rng) if rng.random() < self.settings.RE_PROB else image
 
 
-@dataclass(frozen=True)
-class PerModality:
+def transform_each(
+    transform: Transform, images: Decoded, *rngs: random.Random
+) -> list[torch.Tensor]:
     """The same transform of each image of a sample, which draws for itself."""
-
-    transform: Transform
-
-    def __call__(self, images: Decoded, *rngs: Generator) -> list[torch.Tensor]:
-        inputs = [None if image is None else self.transform(image, *rngs) for image in images]
-        return fill_absent(inputs)
+    return fill_absent([None if image is None else transform(image, *rngs) for image in images])
 
 
 def fill_absent(inputs: Decoded) -> list[torch.Tensor]:
@@ -94,7 +86,7 @@ def shift(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
     return F.pad(image, (right, -right, down, -down)).float()
 
 
-def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
+def erase(image: torch.Tensor, rng: random.Random) -> torch.Tensor:
     """Fill a random rectangle of (3, H, W) with normal noise, in place, as timm's erasing does with the global generator."""
     _, height, width = image.shape
     for _ in range(ATTEMPTS):
@@ -110,13 +102,10 @@ def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
     return image
 
 
-def test_transform(cfg: CfgNode) -> Transform:
-    """uint8 (3, h, w) → float32 (3, H, W): resize and normalise."""
-    return resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
-
-
 def resize_and_normalise(
-    cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode
+    cfg: CfgNode,
+    size: Sequence[int],
+    interpolation: v2.InterpolationMode = v2.InterpolationMode.BILINEAR,
 ) -> Transform:
     """uint8 (3, h, w) → float32 (3, *size)."""
     return v2.Compose([v2.Resize(list(size), interpolation=interpolation), normalise(cfg)])

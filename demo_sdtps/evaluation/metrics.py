@@ -16,7 +16,6 @@ from demo_sdtps.evaluation.distances import (
     Comparison,
     Distances,
     complete_side,
-    matrix_distances,
     measure_distances,
 )
 
@@ -154,29 +153,6 @@ class Hit(NamedTuple):
     sample: int
     distance: float
     is_match: bool
-
-
-def camera_matrix(
-    distances: Distances, query: Labels, gallery: Labels
-) -> tuple[list[int], np.ndarray]:
-    """The cameras (C,), ascending, from 0; mAP (C, C) float64 of the queries of a camera (row) in the gallery of a camera
-    (column) alone, NaN where no query has a match there, as on the diagonal where cameras are excluded by."""
-    cameras = sorted({*query.camera.tolist(), *gallery.camera.tolist()})
-    average = np.full((len(query.identity), len(cameras)), np.nan)
-    for rows, block in distances.blocks():
-        for column, camera in enumerate(cameras):
-            samples = (gallery.camera == camera).nonzero()[0]
-            of_camera = query.select(rows), gallery.select(samples)
-            scores = score_queries(matrix_distances(block[:, samples]), *of_camera)
-            average[rows, column] = scores.average_precision
-    by_camera = [average[query.camera == camera].T for camera in cameras]
-    return cameras, np.array([list(map(_mean, columns)) for columns in by_camera])
-
-
-def _mean(values: np.ndarray) -> float:
-    """Mean without NaN; NaN of none."""
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else float("nan")
 
 
 def nearest_samples(

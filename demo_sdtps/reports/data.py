@@ -1,7 +1,7 @@
 """What demo-sdtps check tells of a data set for re-identification: counts by split, beside the published ones.
 
-The counts of a split are "triplets", "identities", "cameras" and, with scenes in the protocol, "scenes"; those of "all" are of
-the distinct triplets of all splits.
+The counts of a split are "triplets", their images by modality, "identities", "cameras" and, with scenes in the protocol,
+"scenes"; those of "all" are of the distinct triplets of all splits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets import Sample, completeness, find_reader, read_splits
+from demo_sdtps.datasets import Sample, find_reader, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_sampler
@@ -24,7 +24,7 @@ Counts = Mapping[str, Mapping[str, int]]
 
 def check_triplets(cfg: CfgNode, decode: bool) -> dict[str, Any]:
     """Read the triplets of all splits as training does, and with `decode` every image. → "counts" and "expected" counts, their
-    "differences", "warnings" and how "complete" the triplets are, in sentences."""
+    "differences" and "warnings" in sentences."""
     splits = read_splits(cfg)
     matched = count_matched(cfg, splits["query"], splits["gallery"])
     train_sampler(cfg, [sample.identity for sample in splits["train"]])
@@ -35,25 +35,31 @@ def check_triplets(cfg: CfgNode, decode: bool) -> dict[str, Any]:
     has_cameras = any(sample.camera != UNKNOWN for sample in distinct)
     has_scenes = find_reader(cfg).by_scene and has_cameras
     samples_of: dict[str, Sequence[Sample]] = {**splits, "all": list(distinct)}
-    counts = {name: count_samples(samples, has_scenes) for name, samples in samples_of.items()}
+    modalities = cfg.MODEL.MODALITIES
+    counts = {
+        name: count_samples(samples, modalities, has_scenes) for name, samples in samples_of.items()
+    }
     expected = published_counts(cfg)
     return {
         "counts": counts,
         "expected": expected,
         "differences": count_differences(counts, expected),
         "warnings": list(data_warnings(cfg, splits, matched)),
-        "complete": completeness(cfg, splits),
     }
 
 
-def count_samples(samples: Sequence[Sample], has_scenes: bool) -> dict[str, int]:
+def count_samples(
+    samples: Sequence[Sample], modalities: Sequence[str], has_scenes: bool
+) -> dict[str, int]:
     """The counts of a split."""
     values = {
         "identities": {sample.identity for sample in samples},
         "cameras": {sample.camera for sample in samples} - {UNKNOWN},
         **({"scenes": {sample.scene for sample in samples}} if has_scenes else {}),
     }
-    return {"triplets": len(samples), **{name: len(each) for name, each in values.items()}}
+    images = {name: sum(name in one.modalities for one in samples) for name in modalities}
+    counts = {name: len(each) for name, each in values.items()}
+    return {"triplets": len(samples), **images, **counts}
 
 
 def published_counts(cfg: CfgNode) -> Counts:
@@ -69,13 +75,10 @@ def count_differences(actual: Counts, expected: Counts) -> list[str]:
     for split, counts in expected.items():
         for name, number in counts.items():
             more = actual[split][name] - number
-            advice = (
-                "remove what does not belong" if more > 0 else "unpack or download the data again"
-            )
             if more:
                 sentences.append(
-                    f"{split} has {actual[split][name]:,} {name}, but {number:,} are expected ({more:+,}); {advice} "
-                    "(docs/train.md)."
+                    f"{split} has {actual[split][name]:,} {name}, but {number:,} are expected ({more:+,}); unpack the "
+                    "data again (docs/train.md)."
                 )
     return sentences
 

@@ -118,10 +118,11 @@ def analyse(
     listed = sorted({*worst, *others})
     nearest = metrics.nearest_samples(*ranking, np.array(listed), BEST)
     gallery, shown = data.gallery.tolist(), spread(len(data.samples), limits.points)
-    cameras, matrix = metrics.camera_matrix(*ranking)
     shown_features = protocol.normalise(cfg, chosen[shown]).numpy()
     methods = progress(EMBEDDING_METHODS.items(), "features in two dimensions", unit="method")
-    precisions, firsts = scores.average_precision.tolist(), scores.first_match.tolist()
+    # JSON has no NaN
+    precisions = [None if each != each else each for each in scores.average_precision.tolist()]
+    firsts = scores.first_match.tolist()
     each_query = zip(data.query.tolist(), precisions, firsts, strict=True)
 
     def record(patterns: dict[int, torch.Tensor]) -> tables.Record:
@@ -138,29 +139,20 @@ def analyse(
         "cross_modal": protocol.rank_sets(cfg, model, features, data),
         "samples": [vars(sample) for sample in data.samples],
         "queries": [
-            {"sample": sample, "average_precision": number(precision), "first_match": rank}
-            for sample, precision, rank in each_query
+            {"sample": sample, "average_precision": average, "first_match": rank}
+            for sample, average, rank in each_query
         ],
         "rank_lists": [
             {"query": q, "nearest": [h._asdict() | {"sample": gallery[h.sample]} for h in hits]}
             for q, hits in zip(listed, nearest, strict=True)
         ],
         "worst_queries": worst,
-        "camera_matrix": {
-            "cameras": cameras,
-            "mAP": [[*map(number, row)] for row in matrix.tolist()],
-        },
         "scatter": {"samples": shown}
         | {
             title: embed(shown_features, method, cfg.SOLVER.SEED).tolist()
             for method, title in methods
         },
     }
-
-
-def number(value: float) -> float | None:
-    """None for NaN, which JSON does not have."""
-    return None if value != value else value
 
 
 def write_page(arguments: argparse.Namespace, runs: Sequence[Run], results: dict[str, Any]) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from demo_sdtps.config import MODALITIES, with_values
-from demo_sdtps.config.common import print_lines
+from demo_sdtps.config.common import count_text, print_lines
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import omissions
 from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.retrieval.search import Hit, SearchResult
 from demo_sdtps.runtime.files import atomic_write
@@ -37,7 +36,11 @@ def show(arguments: argparse.Namespace, result: SearchResult) -> None:
         with atomic_write(arguments.output) as temporary:
             temporary.write_bytes(content)
         lines.append(f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}")
-    print_lines(*(lines or hits_table(result)), *omissions(result.broken))
+    print_lines(*(lines or hits_table(result)))
+    if result.broken:
+        print_lines(
+            f"Left out, {count_text(len(result.broken), 'image')}:", *result.broken.values()
+        )
 
 
 def is_calibrated(result: SearchResult) -> bool:

@@ -18,7 +18,6 @@ from demo_sdtps.datasets import (
     Sample,
     camera_names,
     check_labelled,
-    completeness,
     data_name,
     identity_labels,
     read_splits,
@@ -97,7 +96,6 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
             digest_lines([*data_lines(cfg, splits), teacher.digest if teacher else ""]),
             notes=[
                 f"{cfg.DATASETS.NAMES}: {sizes}",
-                *completeness(cfg, splits),
                 origin,
                 *([teacher.note] if teacher else []),
                 *([f"best.pth is chosen by the split {VALIDATION}"] if held_out else []),

@@ -253,6 +253,12 @@ def read_last(cfg: CfgNode, overwrite: bool, schema: Schema) -> Mapping | None:
         raise UserError(
             f"OUTPUT_DIR {output} is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out."
         )
+    start = {Path(cfg.TEST.WEIGHT).resolve(), Path(cfg.MODEL.get("TEACHER", "")).resolve()}
+    if overwrite and (lost := start & {path.resolve() for path in _run_files(output)}):
+        raise UserError(
+            f"--overwrite would remove {lost.pop()}, from which this run starts (TEST.WEIGHT, MODEL.TEACHER); choose another "
+            "OUTPUT_DIR."
+        )
     files = [] if overwrite else _run_files(output)
     if cfg.RESUME == "auto" and not path.exists():
         # one that was killed before its first checkpoint has nothing to lose

@@ -10,7 +10,7 @@ from commands import CONFIG, ROOT, cli_args_for
 from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 
 from demo_sdtps.commands import check_data
-from demo_sdtps.config import load_cfg
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.reports.data import published_counts
 from seps import __main__ as seps
 
@@ -38,8 +38,8 @@ def test_counts_of_every_layout(check, tmp_path, name):
     distinct = set(chain(*splits.values()))
     for split, samples in {**splits, "all": distinct}.items():
         identities = {"train": TRAIN, "all": TRAIN + TEST}.get(split, TEST)
-        expected = {"triplets": len(samples), "identities": len(identities)}
-        expected |= {"cameras": len(CAMERAS)}
+        expected = dict.fromkeys(("triplets", *MODALITIES), len(samples))
+        expected |= {"identities": len(identities), "cameras": len(CAMERAS)}
         expected |= {"scenes": len(SCENES)} if name == "MSVR310" else {}
         assert actual["counts"][split] == expected
     assert (code, bool(actual["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))

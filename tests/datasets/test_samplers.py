@@ -86,7 +86,7 @@ def test_the_remainder_is_another_one_every_epoch():
     "make",
     [
         lambda seed: IdentityBatchSampler(LABELS, 8, 4, seed),
-        lambda seed: ShuffledBatchSampler(50, 8, seed),
+        lambda seed: ShuffledBatchSampler(50, "triplets", 8, seed),
     ],
     ids=["identities", "shuffled"],
 )
@@ -108,7 +108,7 @@ def test_seed_and_epoch_decide_on_batches(make):
 
 @pytest.mark.parametrize(("count", "batch_size"), [(50, 8), (48, 8), (9, 4), (8, 8), (7, 2)])
 def test_shuffled_batches_take_each_sample_at_most_once(count, batch_size):
-    sampler = ShuffledBatchSampler(count, batch_size, seed=3)
+    sampler = ShuffledBatchSampler(count, "triplets", batch_size, seed=3)
     left_out = set()
     for epoch in range(1, 30):
         actual = draw_epoch(sampler, epoch)

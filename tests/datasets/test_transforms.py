@@ -13,7 +13,7 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import functional
 from triplets import PLAIN, SCALED, config, normalise, random_image
 
-from demo_sdtps.datasets.transforms import TrainTransform, erase, shift, test_transform
+from demo_sdtps.datasets.transforms import TrainTransform, erase, resize_and_normalise, shift
 
 JOINT = ["INPUT.JOINT_AUGMENTATION", "True"]
 
@@ -28,7 +28,7 @@ def test_evaluation_resizes_bilinearly_first(tiny_root):
     resized = F.interpolate(
         image[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False
     )[0]
-    actual = test_transform(config(tiny_root))(image)
+    actual = resize_and_normalise(config(tiny_root), (32, 16))(image)
     assert actual.dtype == torch.float32 and actual.shape == (3, 32, 16)
     # Rounding to whole grey levels on the way is worth half a level.
     assert (actual - normalise(resized)).abs().max() < 1.5 / 127.5
@@ -42,7 +42,11 @@ def test_mean_and_deviation_are_the_configurations(tiny_root):
     mean, std = (
         torch.tensor(values).double()[:, None, None] for values in ((0.1, 0.2, 0.3), (1, 2, 4))
     )
-    assert_close(test_transform(cfg)(image), (image.double() / 255 - mean) / std, *SCALED)
+    assert_close(
+        resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST)(image),
+        (image.double() / 255 - mean) / std,
+        *SCALED,
+    )
 
 
 def test_a_move_is_padding_and_a_crop():

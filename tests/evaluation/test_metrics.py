@@ -160,15 +160,6 @@ def test_queries(case):
     assert actual.first_match.tolist() == [plain.first_match(line) for line in case.expected]
 
 
-def test_cameras(case):
-    every, mean = metrics.camera_matrix(*case.ranking)
-    cameras, matrix = plain.camera_matrix(case.distance.tolist(), *case.lists)
-    assert every == cameras == [0, 1, 2, 3, 4]
-    assert matrix == [known(row) for row in mean.tolist()] and np.isfinite(mean).any()
-    if case.keys is case.cameras:
-        assert np.isnan(mean.diagonal()).all()
-
-
 def test_nearest(case):
     chosen = torch.randperm(30, generator=generator(3))[:12].numpy()
     actual = metrics.nearest_samples(*case.ranking, chosen, 10)

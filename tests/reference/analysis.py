@@ -4,13 +4,13 @@ Distances are a list per query; identities, cameras and keys (cameras or scenes)
 """
 
 
-def ranking(row, identity, key, gallery_ids, gallery_keys, kept=None):
+def ranking(row, identity, key, gallery_ids, gallery_keys):
     """(distance, whether it is a match, gallery sample) by distance, a match after others at its distance."""
     entries = []
     for sample, (distance, other, other_key) in enumerate(
         zip(row, gallery_ids, gallery_keys, strict=True)
     ):
-        if (other == identity and other_key == key) or (kept is not None and not kept[sample]):
+        if other == identity and other_key == key:
             continue
         entries.append((distance, other == identity, sample))
     return sorted(entries)
@@ -38,26 +38,8 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
-def rankings(distances, ids, keys, kept=None):
+def rankings(distances, ids, keys):
     return [
-        ranking(row, identity, key, ids[1], keys[1], kept)
+        ranking(row, identity, key, ids[1], keys[1])
         for row, identity, key in zip(distances, ids[0], keys[0], strict=True)
     ]
-
-
-def camera_matrix(distances, ids, cameras, keys):
-    every = sorted(set(cameras[0]) | set(cameras[1]))
-    matrix = []
-    for camera in every:
-        matrix.append([])
-        for other in every:
-            kept = [gallery_camera == other for gallery_camera in cameras[1]]
-            entries = rankings(distances, ids, keys, kept)
-            matrix[-1].append(
-                mean(
-                    average_precision(entry)
-                    for entry, query_camera in zip(entries, cameras[0], strict=True)
-                    if query_camera == camera
-                )
-            )
-    return every, matrix
