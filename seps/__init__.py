@@ -11,6 +11,7 @@ from seps.network import (
     CrossSparseAggrNet,
     RatioLoss,
     SEPSLoss,
+    create_seps_model,
     mask_xattn_one_text,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "CrossSparseAggrNet",
     "RatioLoss",
     "SEPSLoss",
+    "create_seps_model",
     "mask_xattn_one_text",
 ]

@@ -4,7 +4,7 @@ words by their maximum cosine similarities, and the losses (docs/seps.md)."""
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -301,6 +301,13 @@ def relevance(
 
 
 SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)
+
+
+def create_seps_model(*arguments: Any, **by_name: Any) -> CrossSparseAggrNet:
+    """`CrossSparseAggrNet` with the arguments of the published code, in its order: embed_size, num_patches, sparse_ratio,
+    aggr_ratio, use_paper_version, use_gumbel_softmax, gumbel_tau."""
+    gumbel = zip(("use_gumbel_softmax", "gumbel_tau"), arguments[5:], strict=False)
+    return CrossSparseAggrNet(*arguments[:5], **dict(gumbel), **by_name)
 
 
 class ContrastiveLoss(nn.Module):

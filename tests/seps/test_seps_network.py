@@ -13,6 +13,7 @@ from seps import (
     CrossSparseAggrNet,
     RatioLoss,
     SEPSLoss,
+    create_seps_model,
     mask_xattn_one_text,
 )
 
@@ -252,3 +253,12 @@ def test_masked_tokens_are_as_if_they_were_not_there(paper, top_k):
         module(image[valid > 0][None], words) for image, valid in zip(tokens, mask, strict=True)
     ]
     assert_close(actual, torch.cat(alone), *SUMS, *SUMS)
+
+
+def test_arguments_in_the_order_of_the_published_code():
+    arguments = (32, 16, 0.5, 0.5, True)
+    expected = CrossSparseAggrNet(*arguments, use_gumbel_softmax=True, gumbel_tau=2.0)
+    by_name = create_seps_model(*arguments, use_gumbel_softmax=True, gumbel_tau=2.0)
+    for actual in (create_seps_model(*arguments, True, 2.0), by_name):
+        assert actual.state_dict().keys() == expected.state_dict().keys()
+        assert actual.gumbel_tau == expected.gumbel_tau == 2.0
