@@ -3,7 +3,7 @@
     PYTHONPATH=CHECKOUT python tests/helpers/hosts.py NAME OUT.json    writes what was measured
     PYTHONPATH=CHECKOUT python tests/helpers/hosts.py SCRIPT WORDS …    a script of the checkout, whose models are patched
 
-NAME is one of HOSTS or of ONE_MODALITY, or "ours": DeMo's features beside this project's. Of a host there are only the names
+NAME is one of HOSTS, or "ours": DeMo's features beside this project's. Of a host there are only the names
 that its own training script calls. A process builds one: the hosts' modules have common names. Accuracy needs CLIP's weights
 and the data; this needs neither.
 """
@@ -16,7 +16,6 @@ import os
 import runpy
 import sys
 import warnings
-from collections import abc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from tiny import ROOT
@@ -41,7 +39,7 @@ from demo_sdtps.runtime.errors import UserError
 from vit_slim.api import find_slimming
 
 sys.dont_write_bytecode = True  # checkouts stay as they are
-PERSONS, VEHICLES, BATCH = 171, 50, 4  # RGBNT201
+PERSONS, BATCH = 171, 4  # RGBNT201
 LABELS = {
     "label": torch.tensor([3, 3, 7, 7]),
     "cam_label": torch.arange(BATCH),
@@ -134,79 +132,42 @@ class Experts(nn.Module):
 class Run(NamedTuple):
     model: nn.Module
     cfg: Any
-    images: Any  # tensors by modality, or one
+    images: dict[str, Tensor]  # by modality
     train: Callable[[nn.Module], Any]  # model → its output in training
     evaluate: Callable[[nn.Module, Any], Tensor]  # model, images → features
 
 
-def configuration(file, opts=(), module="config", name="cfg"):
-    """The host's configuration with one of its published files, a path below its configs/."""
-    source = importlib.import_module(module)
-    cfg = getattr(source, name)
-    cfg.merge_from_file(str(Path(source.__file__).parents[1] / "configs" / file))
-    cfg.merge_from_list(list(opts))
-    return cfg
+def configuration(name):
+    """The host's configuration with its published file of this name."""
+    source = importlib.import_module("config")
+    source.cfg.merge_from_file(f"{Path(source.__file__).parents[1]}/configs/RGBNT201/{name}.yml")
+    return source.cfg
 
 
 def factory(module="modeling", name="make_model"):
     return getattr(importlib.import_module(module), name)
 
 
-def run(
-    cfg,
-    make,
-    features=lambda output: output,
-    images=("RGB", "NI", "TI"),
-    classes=PERSONS,
-    named=False,
-    views=1,
-    training=None,
-    evaluation=None,
-    **inputs,
-):
-    """`make` is the factory. `features` are those of an output in evaluation; `inputs` are the forward's further arguments,
-    `training` and `evaluation` those of one alone."""
-    model = make(cfg, num_class=classes, camera_num=BATCH, **({"view_num": views} if views else {}))
-    batch = {name: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for name in images}
+def run(cfg, make, views=1, training=None, evaluation=None, **inputs):
+    """`make` is the factory. `inputs` are the forward's further arguments, `training` and `evaluation` those of one alone."""
+    sizes = {"num_class": PERSONS, "camera_num": BATCH} | ({"view_num": views} if views else {})
+    images = {name: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for name in ("RGB", "NI", "TI")}
     unlabelled = {name: LABELS[name] for name in ("cam_label", "view_label")}
 
-    def call(model, tensors, words):
-        arguments = inputs | words
-        return model(image=tensors, **arguments) if named else model(tensors, **arguments)
+    def train(model):
+        return model.train()(images, **inputs | LABELS | (training or {}))
 
     @torch.no_grad()
     def evaluate(model, images):
-        return features(call(model.eval(), images, unlabelled | (evaluation or {})))
+        return model.eval()(images, **inputs | unlabelled | (evaluation or {}))
 
-    return Run(
-        model,
-        cfg,
-        batch,
-        lambda model: call(model.train(), batch, LABELS | (training or {})),
-        evaluate,
-    )
+    return Run(make(cfg, **sizes), cfg, images, train, evaluate)
 
 
 def signal():
-    cfg = configuration("RGBNT201/Signal.yml")
+    cfg = configuration("Signal")
     modes = {"training": {"training": True}, "evaluation": {"training": False}}
     return run(cfg, factory(name="make_frame"), sge=cfg.MODEL.stageName, **modes)
-
-
-def stmi():
-    """The mask has a number in float64 for each patch, 1 where at least half of its pixels show the person."""
-    tokenize = factory("modeling.clip.clip", "tokenize")
-    spectra = {"rgb": "visible", "ni": "near infrared", "ti": "thermal infrared"}
-    texts = {
-        f"{name}_text": tokenize([f"a person in the {spectrum} spectrum with a bag"] * BATCH)
-        for name, spectrum in spectra.items()
-    }
-    cfg = configuration("RGBNT201/STMI.yml")
-    host_run = run(cfg, factory(), lambda output: output["LOCAL"], named=True, text=texts)
-    mask = torch.zeros(BATCH, 16, 8, dtype=torch.float64)
-    mask[:, 2:14, 2:6] = 1
-    host_run.images["mask"] = mask
-    return host_run
 
 
 def from_imagenet():
@@ -218,37 +179,9 @@ def from_imagenet():
     return factory()
 
 
-def hape():
-    """Published without config/__init__.py and modeling/__init__.py, and with a layer 6 from which no forward runs, as the mean
-    over all layers is of None for those before."""
-    opts = ["MODEL.CPE_START_LAYER", 0]
-    cfg = configuration("RGBNT201/HAPE.yml", opts, "config.defaults", "_C")
-    return run(cfg, factory("modeling.make_model"))
-
-
-def upcl():
-    """Modules that are missing as published get stubs; of what is imported from them, two functions alone are called."""
-    names = ("vit_base_patch16_224", "vit_small_patch16_224", "deit_small_patch16_224")
-    stub(
-        "modeling.backbones.vit_pytorch",
-        **dict.fromkeys(names),
-        trunc_normal_=nn.init.trunc_normal_,
-    )
-    stub("modeling.backbones.t2t", t2t_vit_t_14=None, t2t_vit_t_24=None)
-    stub("modeling.backbones.basic_cnn_params.flops", give_supported_ops=None)
-    stub("modeling.moe.AttnMOE", GeneralFusion=None, QuickGELU=None)
-    load = lambda cfg, name, *sizes: factory("modeling.clip.clip", "build_model")(  # noqa: E731
-        cfg, random_clip(), *sizes
-    )
-    stub("modeling.make_model_clipreid", load_clip_to_cpu=load)
-    cfg = configuration("UNIRNT/Cluster_Unbiased_cross_finch.yml")
-    images, classes = ("RGB", "RGB1", "NI", "TI"), PERSONS + VEHICLES
-    return run(cfg, factory(), lambda output: output[3], images, classes, views=2)
-
-
 def published(name, make=factory, views=1, **inputs):
     """The run of a host that is as it was published."""
-    return lambda: run(configuration(f"RGBNT201/{name}.yml"), make(), views=views, **inputs)
+    return lambda: run(configuration(name), make(), views, **inputs)
 
 
 HOSTS = {
@@ -263,49 +196,10 @@ HOSTS = {
     "Signal": ("010129/Signal 18a162d", signal),
     "MDReID": ("stone96123/MDReID f2026e8", published("MDReID", img_path=FILES)),
     "IDEA": ("924973292/IDEA 4e65520", published("IDEA")),
-    "STMI": ("young6man/STMI 27a74bb", stmi),
-    "HAPE": ("xiaozhou-alt/HAPE e8d505c", hape),
-    "UPCL": ("ZhouZhongao/UPCL c2c01c2", upcl),
     "EDITOR": ("924973292/EDITOR 473cab6", published("EDITOR", from_imagenet, views=0)),
 }
 """Repository and commit for which the plug-in was made, and how a run is made. Of those that refuse both token pruning and
 SDTPS (IDEA, MambaPro, EDITOR) no forward is run."""
-
-
-def clip_reid():
-    make = importlib.import_module("model.make_model_clipreid")
-    clip = importlib.import_module("model.clip.model")
-    make.load_clip_to_cpu = lambda name, rows, columns, stride: clip.CLIP(
-        512, 224, 12, 768, 16, stride, 77, 49408, 512, 8, 12, rows, columns
-    )
-    cfg = importlib.import_module(
-        "config"
-    ).cfg  # a section of its file is empty, which yacs refuses
-    cfg.merge_from_list(["MODEL.NAME", "ViT-B-16", "DATASETS.NAMES", "market1501"])
-    cfg.merge_from_list(["INPUT.SIZE_TRAIN", [256, 128], "MODEL.STRIDE_SIZE", [16, 16]])
-    return run_of_one(make.make_model, cfg)
-
-
-def trans_reid(file):
-    stub("torch._six", container_abcs=abc)
-    return run_of_one(factory("model"), configuration(file, ["MODEL.PRETRAIN_CHOICE", "no"]))
-
-
-def run_of_one(make, cfg):
-    evaluate = torch.no_grad()(lambda model, images: model.eval()(images))
-    model, images = (
-        make(cfg, num_class=751, camera_num=6, view_num=1),
-        torch.randn(BATCH, 3, 256, 128),
-    )
-    return Run(model, cfg, images, lambda model: model.train()(images), evaluate)
-
-
-ONE_MODALITY = {
-    "CLIP-ReID": clip_reid,
-    "TransReID": partial(trans_reid, "Market/vit_base.yml"),
-    "TransReID, with JPM": partial(trans_reid, "Market/vit_jpm.yml"),
-}
-"""Code bases of one modality, which need no plug-in."""
 
 
 # DeMo beside this project's model
@@ -392,7 +286,6 @@ def compare(make, checkout, folder, opts):
 
 def seed():
     torch.manual_seed(3)
-    np.random.seed(3)  # STMI draws from it
 
 
 def features(run, model):
@@ -417,16 +310,16 @@ def patch(run, model, **keys):
     return demo_sdtps.patch(model, cfg)
 
 
-def with_slimming(run, slim, images_of_one):
+def with_slimming(run):
     """Differences, a training step, and what the model costs before and after; or the sentence that refuses token pruning."""
     model = copy.deepcopy(run.model)
     try:
-        slim(model, [1.0, 1.0])
+        patch(run, model, **SLIMMED | {"SLIM_KEEP": [1.0, 1.0]})
     except UserError as error:
         return {"refused": str(error)}
     dense = features(run, run.model)
     figures = {"keep_all": difference(features(run, model), dense)}
-    slim(demo_sdtps.unslim(model), [0.5, 0.5])
+    patch(run, demo_sdtps.unslim(model), **SLIMMED)
     figures["patches"] = list(find_slimming(model).counts(128))
     figures["slimmed"] = difference(features(run, model), dense)
     before = copy.deepcopy(model.state_dict())
@@ -435,8 +328,7 @@ def with_slimming(run, slim, images_of_one):
     models = {"before": run.model, "after": model}
     calls = {what: partial(features, run, each) for what, each in models.items()}
     figures["images_per_second"] = {
-        what: images_of_one * BATCH / seconds
-        for what, seconds in in_turns("", calls, ROUNDS).items()
+        what: 3 * BATCH / seconds for what, seconds in in_turns("", calls, ROUNDS).items()
     }
     torch.backends.mha.set_fastpath_enabled(False)  # one operator that fvcore has no rule for
     figures["macs"] = {
@@ -488,15 +380,10 @@ def importing_from(checkout, folder):
 
 def measure(name):
     """The figures of a host, whose checkout PYTHONPATH begins with."""
-    if name in ONE_MODALITY:
-        slim = lambda model, keep: demo_sdtps.slim(model, (0, 4), keep)  # noqa: E731
-        return with_slimming(ONE_MODALITY[name](), slim, 1)
     commit, make = HOSTS[name]
     run = make()
     demo_sdtps.add_config(run.cfg)
-    slim = lambda model, keep: patch(run, model, **SLIMMED | {"SLIM_KEEP": keep})  # noqa: E731
-    origin = {"host": name, "commit": commit}
-    return {**origin, **with_slimming(run, slim, 3), "sdtps": with_sdtps(run)}
+    return {"host": name, "commit": commit, **with_slimming(run), "sdtps": with_sdtps(run)}
 
 
 def run_patched(script):

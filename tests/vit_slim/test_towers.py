@@ -81,6 +81,12 @@ def test_models_that_token_pruning_does_not_fit(build, word, settings):
     assert_refuses(build(), word, (0,), (0.5,), **settings)
 
 
+def test_the_last_block_of_transreid_with_jpm_belongs_to_its_head():
+    model = timm_model("test_vit")
+    model.local_feature = True
+    assert_refuses(model, "blocks is [2]", (2,), (0.5,))
+
+
 def test_a_score_without_attention_needs_no_class_token():
     model = timm_model("test_vit", class_token=False, global_pool="avg")
     slimmed = demo_sdtps.slim(model, (1,), (0.5,))
