@@ -156,11 +156,9 @@ def shapes_root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def host():
     """The checkout's `config` and `modeling`, which leave this process with the module's tests."""
-    from plug_in_host import HOST
-
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(HOST)
+        patch.syspath_prepend(ROOT / "tests" / "reference" / "demo_host")
         from config import cfg
         from modeling import make_model
 
@@ -189,18 +187,13 @@ def own_root(tiny_root, tmp_path):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
+def command(capsys):
     """Call a command's `main` in this process as the shell would: → (exit code, stdout, stderr)."""
-    from demo_sdtps.commands.cli import run
+    import commands
 
     def call(main, *words):
-        monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
         capsys.readouterr()
-        code = 0
-        try:
-            run(main)
-        except SystemExit as ended:
-            code = ended.code
+        code = commands.call(words, main)
         return code, *capsys.readouterr()
 
     return call

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 import seps_tiny
 from commands import CONFIG, ROOT, cli_args_for
-from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
+from triplets import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 
 from demo_sdtps.commands import check_data
 from demo_sdtps.config import MODALITIES, load_cfg

@@ -14,7 +14,7 @@ from commands import (
     read_scores,
     table_rows,
 )
-from layouts import WRITERS
+from triplets import WRITERS
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net

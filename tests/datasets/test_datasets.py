@@ -10,10 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from layouts import WRITERS, write_msvr310, write_rgbnt100, write_rgbnt201
 from numeric import assert_close
 from PIL import Image
-from triplets import SCALED, catch_message, config, normalise
+from triplets import (
+    SCALED,
+    WRITERS,
+    catch_message,
+    config,
+    normalise,
+    write_msvr310,
+    write_rgbnt100,
+    write_rgbnt201,
+)
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import READERS, SPLITS, identity_labels, read_splits

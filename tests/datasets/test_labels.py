@@ -4,8 +4,7 @@ import os
 import re
 
 import pytest
-from layouts import pixels, save
-from triplets import catch_message
+from triplets import catch_message, pixels, save
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import read_splits

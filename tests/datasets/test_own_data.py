@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import squared_distances
-from interrupted import prepared
-from layouts import pixels, save
+from commands import prepared, squared_distances
 from numeric import generator, shift_seed
 from ranking_cases import assert_same
 from tiny import CONFIG, ROOT
+from triplets import pixels, save
 
 import demo_sdtps
 from demo_sdtps.commands import check_data, search

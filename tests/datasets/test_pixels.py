@@ -14,16 +14,7 @@ import pytest
 import torch
 from commands import BASELINE, checkpoint_file, cli_args_for
 from PIL import Image
-from triplets import (
-    FIRST,
-    a_text,
-    catch_message,
-    config,
-    cut_short,
-    head_alone,
-    image_folder,
-    zero_bytes,
-)
+from triplets import FIRST, catch_message, config, cut_short, image_folder
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -53,6 +44,18 @@ CHANNELS = {
     "colours and alpha": (6, 4),
 }
 """PNG's numbers of kinds of colours, and the number of channels."""
+
+
+def zero_bytes(path):
+    path.write_bytes(b"")
+
+
+def a_text(path):
+    path.write_text("this is a text")
+
+
+def head_alone(path):
+    path.write_bytes(path.read_bytes()[:30])
 
 
 def read(path, scale=SCALE):

@@ -5,12 +5,16 @@ from itertools import combinations
 
 import pytest
 import torch
-from triplets import draw_epoch
 
 from demo_sdtps.datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
 
 COUNTS = {10: 4, 11: 9, 12: 2, 13: 1, 14: 12, 15: 5, 16: 8}
 LABELS = [label for label, count in COUNTS.items() for _ in range(count)]
+
+
+def draw_epoch(sampler, epoch):
+    sampler.epoch = epoch
+    return list(sampler)
 
 
 @pytest.mark.parametrize(("batch_size", "instances"), [(8, 4), (12, 4), (4, 2), (6, 1), (9, 3)])

@@ -7,15 +7,19 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, shift_seed, tolerance
+from numeric import assert_close, generator, shift_seed, tolerance
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import functional
-from triplets import PLAIN, SCALED, config, normalise, random_image
+from triplets import PLAIN, SCALED, config, normalise
 
 from demo_sdtps.datasets.transforms import TrainTransform, erase, resize_and_normalise, shift
 
 JOINT = ["INPUT.JOINT_AUGMENTATION", "True"]
+
+
+def random_image(height=32, width=16, seed=0):
+    return torch.randint(256, (3, height, width), dtype=torch.uint8, generator=generator(seed))
 
 
 def augment(transform, image, rng=random):

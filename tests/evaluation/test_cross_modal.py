@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import CONFIG, FUSION, read_cases
-from modality_sets import (
+from numeric import assert_close, generator, tolerance
+from ranking_cases import (
     ALL_SOURCES,
     OWN,
     PRESENT,
@@ -20,7 +21,6 @@ from modality_sets import (
     shuffled,
     split_parts,
 )
-from numeric import assert_close, generator, tolerance
 from tiny import SHALLOW, random_images, tiny_model
 
 from demo_sdtps.commands import test as test_net

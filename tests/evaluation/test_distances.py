@@ -7,19 +7,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import squared_distances as exact_distances
-from modality_sets import (
+from numeric import assert_close, generator
+from ranking_cases import (
     ALL_SOURCES,
     PRESENT,
     WIDTH,
+    assert_same,
     comparison,
     distance_lengths,
     draw_sides,
+    labels_of,
+    rank_distances,
     scaled_errors,
     shuffled,
     split_parts,
 )
-from numeric import assert_close, generator
-from ranking_cases import assert_same, labels_of, rank_distances
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation import distances

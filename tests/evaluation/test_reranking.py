@@ -5,12 +5,35 @@ import torch
 import torch.nn.functional as F
 from commands import squared_distances
 from golden_cases import load_case
-from numeric import assert_close, generator
-from ranking_cases import LargestResult, cosine_error, near_ties, rank_distances, roundings
+from numeric import assert_close, generator, tolerance
+from ranking_cases import LargestResult, rank_distances
 
 from demo_sdtps.evaluation import distances
-from demo_sdtps.evaluation.distances import Comparison, complete_side, k_reciprocal
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    complete_side,
+    k_reciprocal,
+)
 from tests.reference import reranking as plain
+
+
+def near_ties(features, ranks=slice(None)):
+    """Whether roundings decide which sample has one of these ranks (from 0, the sample itself) and which the next: (N,)."""
+    gaps = squared_distances(F.normalize(features.double(), dim=1)).sort(dim=1).values.diff(dim=1)
+    return (gaps[:, ranks] < 2 * cosine_error(features.shape[1])).any(1)
+
+
+def cosine_error(dim):
+    """What roundings change of 2 - 2·cosine: by norms, a product and a difference."""
+    return 2 * tolerance(dim, dim, dim, 2)
+
+
+def roundings(query, gallery):
+    """Lengths and scale of a re-ranked distance's sums. A distance, at most 4, is divided by the farthest, d. Its weight
+    changes by as much, relatively; so do the weights' sum and the minima; and 1 - x / (2 - x) by twice as much as x."""
+    squared = squared_distances(F.normalize(torch.cat([query, gallery]).double(), dim=1))
+    (samples, dim), farthest = (len(squared), query.shape[1]), float(squared.amax(1).min())
+    return (dim, dim, dim, samples, samples, samples, 8), 4 * max(1.0, 2 / farthest)
 
 
 def clusters(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ranks=slice(None)):

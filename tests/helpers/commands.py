@@ -1,4 +1,5 @@
-"""What the tests of the commands share: their words, their processes, and what they leave behind."""
+"""What the tests of the commands share: their words, their processes, what they leave behind, and trainings in this process
+that are interrupted at a given place."""
 
 import csv
 import json
@@ -7,19 +8,25 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from numeric import shift_seed, tolerance
-from tiny import MODEL
+from tiny import CONFIG, MODEL, ROOT
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from demo_sdtps.commands import train as train_net
+from demo_sdtps.commands.cli import run
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.modeling.demo import make_model
+from demo_sdtps.training import reid
+from demo_sdtps.training.run import Run
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 BASELINE = ROOT / "configs" / "Synthetic" / "Baseline.yml"
 SMALL = shlex.split(
     "INPUT.SIZE_TRAIN [32,16] INPUT.SIZE_TEST [32,16] MODEL.PATCH_SIZE 4 MODEL.STRIDE_SIZE [4,4] "
@@ -30,7 +37,7 @@ COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10", "mINP"]
 BACKBONE_WIDTH = 64
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
-"""SDTPS without a choice of patches, which differs where two scores are equal but for rounding (tests/helpers/choices.py): for
+"""SDTPS without a choice of patches, which differs where two scores are equal but for rounding (tiny.margins): for
 tests that compare features in batches of different sizes."""
 ONE_LINE = "error: "
 QUERIES, MATCHES = 32, 6
@@ -121,13 +128,6 @@ def squared_distances(features):
     )
 
 
-def distance_rounding(features):
-    """What roundings change of a squared distance in float32: three sums of D terms, as large as twice the squared lengths."""
-    return (
-        tolerance(*3 * features.shape[1:], 2) * 2 * float(features.double().square().sum(1).max())
-    )
-
-
 def assert_same_hits(actual, expected):
     """Rows (query, rank, gallery, distance) of features that differ by the roundings of both, as in batches of another size.
 
@@ -200,3 +200,80 @@ def weights_file(path, cfg, dataset="Synthetic"):
 def read_rows(path):
     with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         return list(csv.reader(file))
+
+
+RANDOM = shlex.split(
+    "MODEL.SDTPS_USE_GUMBEL True MODEL.SDTPS_GUMBEL_SELECT True MODEL.DROP_PATH 0.2 "
+    "MODEL.METRIC_LOSS_TYPE triplet_center SOLVER.GRAD_CLIP 5"
+)
+"""Everything random that the model has, and everything that has a state."""
+
+
+def three_epochs(root, *more):
+    """A command's words: of five or six steps each, evaluated."""
+    epochs = shlex.split("SOLVER.MAX_EPOCHS 3 SOLVER.EVAL_UNTRAINED False")
+    return cli_args_for(root, *epochs, *RANDOM, *more)
+
+
+def call(words, main=train_net.main):
+    """Call a command: → its exit code."""
+    with mock.patch.object(sys, "argv", ["command", *map(str, words)]):
+        try:
+            run(main)
+        except SystemExit as ended:
+            return ended.code
+    return 0
+
+
+def prepared(cfg):
+    """What `train` gives the loop, which is not run, and nothing is written: → its model, loss, notes, about and evaluate."""
+    with mock.patch.object(reid, "fit") as fit, mock.patch.object(Run, "begin") as begin:
+        model = reid.train(cfg, overwrite=True).model.train()
+    _, _, loss, _, evaluate = fit.call_args.args
+    return SimpleNamespace(model=model, loss=loss, evaluate=evaluate, **begin.call_args.kwargs)
+
+
+@contextmanager
+def at(owner, name, number, act):
+    """Context manager: the call number `number`, from 1, of a method or function does `act` first."""
+    original, calls = getattr(owner, name), []
+
+    def watch(*arguments, **named):
+        calls.append(name)
+        if len(calls) == number:
+            act()
+        return original(*arguments, **named)
+
+    with mock.patch.object(owner, name, watch):
+        yield
+    assert len(calls) >= number, f"{name} was called {len(calls)} times"
+
+
+def kill():
+    """Leaves the files as they are, as SIGKILL would."""
+    raise KeyboardInterrupt
+
+
+def assert_same(reference, output):
+    """Weights, optimisers, random states, metrics: all to the last bit."""
+    assert (reference / "metrics.json").read_bytes() == (output / "metrics.json").read_bytes()
+    for name in ("last.pth", "best.pth"):
+        one, other = (
+            dict(leaves(torch.load(folder / name, weights_only=True)))
+            for folder in (reference, output)
+        )
+        assert one.keys() == other.keys()
+        assert not [
+            key
+            for key, value in one.items()
+            if key != "['config']" and not equal(value, other[key])  # which has the folder
+        ], name
+
+
+def leaves(content):
+    """Tensors, numbers and texts in nested mappings and sequences, with their paths."""
+    return [(keystr(path), value) for path, value in tree_flatten_with_path(content)[0]]
+
+
+def equal(one, other):
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -50,13 +50,6 @@ def weight(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return value.astype(np.float32)
 
 
-def seeded_input(seed: int, *shape: int) -> torch.Tensor:
-    """The standard-normal input of a case that names a seed in place of the numbers."""
-    return torch.from_numpy(
-        np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
-    ).to(DEVICE)
-
-
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Norm of the difference over norm of the reference."""
     actual, expected = actual.detach().double(), expected.double()

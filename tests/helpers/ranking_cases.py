@@ -1,15 +1,16 @@
-"""Distances and labels to rank, and comparisons of rankings."""
+"""Features, also of triplets that lack modalities, distances and labels to rank, and comparisons of rankings."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import squared_distances
-from numeric import assert_close, generator, tolerance
+from numeric import assert_close, generator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from demo_sdtps.evaluation.distances import matrix_distances
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.evaluation.distances import Comparison, matrix_distances
 from demo_sdtps.evaluation.metrics import Labels, score_distances
+from demo_sdtps.modeling.modalities import SUBSETS
 
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
@@ -70,20 +71,49 @@ class LargestResult(TorchDispatchMode):
         return result
 
 
-def near_ties(features, ranks=slice(None)):
-    """Whether roundings decide which sample has one of these ranks (from 0, the sample itself) and which the next: (N,)."""
-    gaps = squared_distances(F.normalize(features.double(), dim=1)).sort(dim=1).values.diff(dim=1)
-    return (gaps[:, ranks] < 2 * cosine_error(features.shape[1])).any(1)
+PRESENT = {name.upper(): {*names} for name, names in SUBSETS.items()}
+"""Sets of modalities by their first letters."""
+OWN = [("RGB",), ("NI",), ("TI",)]
+ALL_SOURCES = {"3C": OWN, "7C": [*SUBSETS.values()], "13C": [*OWN, *OWN, *SUBSETS.values()]}
+"""Modalities of the parts of pattern 1, of HDM's features, and of pattern 3 with SDTPS and HDM."""
+WIDTH = 5  # columns of a part
 
 
-def cosine_error(dim):
-    """What roundings change of 2 - 2·cosine: by norms, a product and a difference."""
-    return 2 * tolerance(dim, dim, dim, 2)
+def comparison(sources, how):
+    return Comparison([*map(frozenset, sources)], how)
 
 
-def roundings(query, gallery):
-    """Lengths and scale of a re-ranked distance's sums. A distance, at most 4, is divided by the farthest, d. Its weight
-    changes by as much, relatively; so do the weights' sum and the minima; and 1 - x / (2 - x) by twice as much as x."""
-    squared = squared_distances(F.normalize(torch.cat([query, gallery]).double(), dim=1))
-    (samples, dim), farthest = (len(squared), query.shape[1]), float(squared.amax(1).min())
-    return (dim, dim, dim, samples, samples, samples, 8), 4 * max(1.0, 2 / farthest)
+def draw_sides(draws, sources, *sets):
+    """Features of length 1, and the sets of modalities that are theirs."""
+    features = (
+        torch.randn(len(side), len(sources) * WIDTH, generator=draws).double() for side in sets
+    )
+    present = (present_in(side) for side in sets)
+    return list(zip((F.normalize(side).float() for side in features), present, strict=True))
+
+
+def present_in(sets):
+    """`present` (n, 3) of sets of modalities."""
+    return np.array([[name in each for name in MODALITIES] for each in sets])
+
+
+def shuffled(draws, copies):
+    """Every set of modalities so many times."""
+    sets = copies * [*PRESENT.values()]
+    return [sets[place] for place in torch.randperm(len(sets), generator=draws)]
+
+
+def split_parts(features):
+    """Lists of parts, lists of numbers."""
+    return features.double().unflatten(1, (-1, WIDTH)).tolist()
+
+
+def distance_lengths(sources):
+    """Of the sums of a distance, for `numeric.tolerance`: two norms, and twice the columns."""
+    return (*4 * (len(sources) * WIDTH,), 9)
+
+
+def scaled_errors(scaled, scales):
+    """The `scale` of scaled distances: distances and their mean are up to 4, and are divided by the deviation."""
+    least = min(deviation for row in scales for _, deviation in row)
+    return 4 * (1 + np.abs(scaled[np.isfinite(scaled)]).max(initial=0)) / least

@@ -1,21 +1,9 @@
 """SDTPS beside its slow version: inputs, noise and comparisons."""
 
 import torch
-from numeric import assert_close, generator, shift_seed, tolerance
+from numeric import assert_close, generator, shift_seed
 
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from tests.reference import sdtps as reference
-
-# seed, batch, patches, width, sparse ratio, aggregation ratio, beta
-SHAPES = [
-    (1, 2, 16, 20, 0.5, 0.4, 0.25),
-    (2, 3, 13, 24, 0.5, 0.4, 0.25),
-    (3, 2, 9, 32, 1.0, 0.4, 0.25),
-    (4, 1, 12, 20, 0.3, 0.9, 0.0),
-    (5, 2, 11, 20, 0.75, 0.5, 0.5),
-    (6, 2, 11, 12, 0.1, 1.0, 0.1),
-]
-
 
 PATH = (32, 32, 4, 32, 8, 32, 32, 6, 16, 16)
 """Lengths on the way to the tokens, of the largest shape: norms, cosines, their sum and the MLP of the scores; norm and MLP of
@@ -46,63 +34,6 @@ def draw(seed, batch, patches, width):
         [torch.randn(batch, patches, width, generator=draws).requires_grad_() for _ in range(3)],
         [torch.randn(batch, width, generator=draws).requires_grad_() for _ in range(3)],
     )
-
-
-def draw_noises(seed, batch, patches, dtype=torch.float32):
-    """The noise that a training forward draws after `torch.manual_seed(shift_seed(seed))`: -log of exponentials, modality by
-    modality."""
-    torch.manual_seed(shift_seed(seed))
-    return [-torch.empty(batch, patches, dtype=dtype).exponential_().log() for _ in range(3)]
-
-
-def random_sum(seed, outputs):
-    """A scalar that depends on every number of `outputs`, differently."""
-    draws = generator(seed)
-    return sum(
-        (output * torch.randn(output.shape, generator=draws).to(output.dtype)).sum()
-        for output in outputs
-    )
-
-
-def assert_like_reference(
-    seed, batch, patches, width, sparse_ratio, aggr_ratio, beta, tau=None, select=False, missing=()
-):
-    """Values and gradients of a training forward, with Gumbel noise where `tau` is given; → its outputs."""
-    module = build(
-        seed, patches, width, sparse_ratio, aggr_ratio, beta, tau is not None, tau or 1.0, select
-    )
-    tokens, global_feats = draw(seed + 100, batch, patches, width)
-    noises = None if tau is None else draw_noises(seed + 200, batch, patches)
-    torch.manual_seed(shift_seed(seed + 200))
-    outputs = module(*tokens, *global_feats, missing=tuple(place in missing for place in range(3)))
-    probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants
-    random_sum(seed, probed_outputs).backward()
-
-    largest = [1] * 3 if noises is None else [float(noise.abs().max()) for noise in noises]
-    nudges = [
-        tolerance(*PATH) * size * mask.detach().double()
-        for size, mask in zip(largest, outputs[3:], strict=True)
-    ]
-    exact = {
-        name: parameter.detach().double().requires_grad_()
-        for name, parameter in module.named_parameters()
-    }
-    exact_tokens = [tensor.detach().double().requires_grad_() for tensor in tokens]
-    exact_guides = [tensor.detach().double() for tensor in global_feats]
-    ratios, draws = (sparse_ratio, aggr_ratio, beta), noises and [one.double() for one in noises]
-    slimmed, masks = reference.sdtps(
-        exact, exact_tokens, exact_guides, *ratios, tau, draws, select, missing, nudges
-    )
-    random_sum(seed, [*slimmed, *masks][: len(probed_outputs)]).backward()
-
-    for output, expected in zip(outputs, [*slimmed, *masks], strict=True):
-        assert_close(output, expected, *PATH)
-    actual = {name: parameter.grad for name, parameter in module.named_parameters()}
-    actual |= {f"tokens {index}": tensor.grad for index, tensor in enumerate(tokens)}
-    exact |= {f"tokens {index}": tensor for index, tensor in enumerate(exact_tokens)}
-    assert_gradients_equal(actual, {name: tensor.grad for name, tensor in exact.items()})
-    assert all(tensor.grad is None for tensor in global_feats)
-    return outputs
 
 
 def assert_gradients_equal(actual, expected, lengths=BACK):

@@ -2,16 +2,13 @@
 
 import json
 import shlex
-import sys
-from unittest import mock
 
 import torch
 import transformers
-from commands import ROOT
-from numeric import shift_seed, tolerance
+from commands import ROOT, call
+from numeric import shift_seed
 from tiny import ENCODER, WIDTH
 
-from demo_sdtps.commands.cli import run
 from demo_sdtps.config import load_cfg
 from seps import __main__ as seps
 from seps.schema import SEPS_SCHEMA
@@ -45,19 +42,10 @@ def cfg_for(root, *more):
     return load_cfg(CONFIG, cli_args_for(root, *more)[2:], SEPS_SCHEMA)
 
 
-def assert_similar(actual, expected, margins):
-    """Similarities of two computations differ by roundings, but for as many pairs as have patches whose choice is not clear,
-    by the `margins` (choices.py) of one."""
-    allowed = tolerance(*PATH, *PATH)
-    differ = (actual.double() - expected.double()).abs() > allowed * float(expected.abs().max())
-    assert differ.sum() <= sum(margin <= allowed for margin in margins)
-
-
 def train(root, output, *more):
     """Train SEPS: → the folder of the run."""
     words = cli_args_for(root, "OUTPUT_DIR", output, *more)
-    with mock.patch.object(sys, "argv", ["demo-sdtps", *words]):
-        run(seps.train)
+    assert call(words, seps.train) == 0
     return output
 
 

@@ -1,20 +1,21 @@
-"""Small models and inputs, quick enough for a CPU, and how far roundings go in them."""
+"""Small models and inputs, quick enough for a CPU, how far roundings go in them, and how clear their choices of patches are."""
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import count, product
 from pathlib import Path
+from unittest import mock
 
 import torch
-from choices import margins
 from numeric import assert_close, generator, shift_seed, tolerance
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.protocol import encode_cases
+from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.demo import make_model
-from demo_sdtps.modeling.losses import TrainingOutput
+from vit_slim import stage
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
@@ -27,6 +28,26 @@ PATCHES = 32
 CLASSES, CAMERAS = 5, 4
 
 UNSIZED = ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST")
+
+
+def equal(features, others):
+    return all(torch.equal(one, other) for one, other in zip(features, others, strict=True))
+
+
+def make_replicas(model, count):
+    """Replicas as nn.DataParallel makes them on GPUs: the modules' shallow copies, which share hooks, with own weights."""
+    modules = list(model.modules())
+    index = {module: place for place, module in enumerate(modules)}
+    replicas = []
+    for _ in range(count):
+        copies = [module._replicate_for_data_parallel() for module in modules]
+        for module, replica in zip(modules, copies, strict=True):
+            for name, child in module._modules.items():
+                setattr(replica, name, copies[index[child]])
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                setattr(replica, name, None if tensor is None else tensor.detach().clone())
+        replicas.append(copies[0])
+    return replicas
 
 
 def sums_of_a_block(width, heads, tokens):
@@ -161,10 +182,57 @@ def pairs(output):
     ]
 
 
-def make_output(parts, heads, auxiliary=None):
-    """The training output with these [logits, features, …] of `heads`, in their order."""
-    return TrainingOutput(
-        dict(zip(heads, parts[::2], strict=True)),
-        dict(zip(heads, parts[1::2], strict=True)),
-        auxiliary,
-    )
+@contextmanager
+def margins():
+    """By how much, in each selection of this block, the last score that is kept exceeds the first that is dropped, relative to
+    the largest absolute score of those that are selected from together: a list.
+
+    Between scores that differ by less than their roundings any of two patches may be chosen, and whatever follows differs by
+    more than roundings.
+    """
+    choices, best = [], sdtps.best
+
+    def noting(score, keep):
+        ordered = score.detach().double().sort(dim=-1, descending=True).values
+        if keep < ordered.shape[-1]:
+            choices.extend(
+                ((ordered[..., keep - 1] - ordered[..., keep]) / ordered.abs().max())
+                .flatten()
+                .tolist()
+            )
+        return best(score, keep)
+
+    with ExitStack() as changes:
+        for module in (sdtps, stage):
+            changes.enter_context(mock.patch.object(module, "best", noting))
+        yield choices
+
+
+REGISTERS, EVA02 = "vit_small_patch14_reg4_dinov2", "eva02_tiny_patch14_224"
+DINOV3, MIXED = "vit_tiny_patch16_dinov3_qkvb", "vit_small_patch16_rope_mixed_ape_224"
+"""timm's, with registers, and with rotary positions, which are learned for every block in the last."""
+
+
+def patch_side(name):
+    return 14 if "patch14" in name else 16
+
+
+def backbone_cfg(name, *opts, stride=None):
+    """Images of 3 rows and 2 columns of patches that do not overlap."""
+    side = patch_side(name)
+    keys = {
+        "MODEL.TRANSFORMER_TYPE": name,
+        "MODEL.PATCH_SIZE": 0,
+        "MODEL.STRIDE_SIZE": list(stride or (side, side)),
+        "MODEL.DROP_PATH": 0,
+        **{key: [3 * side, 2 * side] for key in UNSIZED},
+    }
+    return load_cfg(CONFIG, [*(str(word) for pair in keys.items() for word in pair), *opts])
+
+
+def disturb(module):
+    """Make all parameters random: layer scales, registers and biases start near 0 and would hide a mistake."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module

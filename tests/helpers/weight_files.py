@@ -5,34 +5,10 @@ import math
 import safetensors.torch
 import timm
 import torch
-from torch import nn
 
 
 def save_torch(content, path):
     torch.save(content, path)
-
-
-def save_torch_before_zip(content, path):
-    torch.save(content, path, _use_new_zipfile_serialization=False)
-
-
-def tree(weights):
-    """A module that holds tensors under their names."""
-    root = nn.Module()
-    for name, tensor in weights.items():
-        *path, leaf = name.split(".")
-        node = root
-        for child in path:
-            if child not in node._modules:
-                node.add_module(child, nn.Module())
-            node = node._modules[child]
-        node.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
-    return root
-
-
-def save_archive(weights, path):
-    """As OpenAI publishes CLIP: a TorchScript archive."""
-    torch.jit.script(tree(weights)).save(str(path))
 
 
 def save_safetensors(weights, path):

@@ -3,19 +3,20 @@
 import pytest
 import timm
 import torch
-from backbone_cases import (
-    DINOV2,
+from numeric import assert_close, generator, shift_seed
+from tiny import (
+    CAMERAS,
     DINOV3,
     EVA02,
     MIXED,
     REGISTERS,
     backbone_cfg,
     disturb,
+    exact,
     patch_side,
-    path_lengths,
+    sums_of_a_backbone,
+    tiny_cfg,
 )
-from numeric import assert_close, generator, shift_seed
-from tiny import CAMERAS, exact, tiny_cfg
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones import make_backbone
@@ -23,9 +24,23 @@ from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained, resize_p
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
+DINOV2 = "vit_small_patch14_dinov2"
 PREFIX = {DINOV2: 1, REGISTERS: 5, "deit3_small_patch16_224": 1, EVA02: 1, DINOV3: 5, MIXED: 1}
 """Class token and registers."""
 BACKBONES = pytest.mark.parametrize("name", PREFIX)
+
+
+def path_lengths(backbone):
+    """Lengths of the sums from images to tokens."""
+    vit = backbone.vit
+    tokens = vit.num_prefix_tokens + backbone.num_patches
+    return sums_of_a_backbone(
+        vit.embed_dim,
+        vit.blocks[0].attn.num_heads,
+        tokens,
+        len(vit.blocks),
+        vit.patch_embed.patch_size[0],
+    )
 
 
 def build(name, *opts, stride=None, cameras=CAMERAS):

@@ -6,11 +6,12 @@ import pytest
 import torch
 from golden_cases import load_case, relative_error
 from numeric import assert_close, generator, shift_seed, with_gradient
-from tiny import make_output, tiny_cfg
+from tiny import tiny_cfg
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.losses import (
     CenterLoss,
+    TrainingOutput,
     batch_hard_triplet_loss,
     distill_loss,
     identity_loss,
@@ -24,6 +25,15 @@ PAIRS = {"sdtps": 0.3, "original": 2.0}
 """Weights of the heads' losses."""
 SUMS = (10, 12, 7)
 """Lengths of the longest sums of a loss: channels, samples, identities."""
+
+
+def make_output(parts, heads, auxiliary=None):
+    """The training output with these [logits, features, …] of `heads`, in their order."""
+    return TrainingOutput(
+        dict(zip(heads, parts[::2], strict=True)),
+        dict(zip(heads, parts[1::2], strict=True)),
+        auxiliary,
+    )
 
 
 def draw(seed, identities=4, instances=3, width=10, classes=7):

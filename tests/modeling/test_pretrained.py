@@ -11,15 +11,7 @@ from timm.models.vision_transformer import _convert_openai_clip
 from tiny import CAMERAS, tiny_cfg
 from torch import nn
 from triplets import catch_message
-from weight_files import (
-    hub_cache,
-    random_tensors,
-    save_archive,
-    save_safetensors,
-    save_torch,
-    save_torch_before_zip,
-    timm_weights,
-)
+from weight_files import hub_cache, random_tensors, save_safetensors, save_torch, timm_weights
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.backbones import make_backbone
@@ -28,6 +20,29 @@ from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained, resize_p
 pytestmark = pytest.mark.usefixtures("shallow")
 BLOCKS = 2
 """Of the twelve, whose names and shapes are alike."""
+
+
+def save_torch_before_zip(content, path):
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+def tree(weights):
+    """A module that holds tensors under their names."""
+    root = nn.Module()
+    for name, tensor in weights.items():
+        *path, leaf = name.split(".")
+        node = root
+        for child in path:
+            if child not in node._modules:
+                node.add_module(child, nn.Module())
+            node = node._modules[child]
+        node.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+    return root
+
+
+def save_archive(weights, path):
+    """As OpenAI publishes CLIP: a TorchScript archive."""
+    torch.jit.script(tree(weights)).save(str(path))
 
 
 def openai_weights(seed):

@@ -58,10 +58,8 @@ def figures():
     actual = {}
     yield actual
     if FIGURES:
-        rows = [
-            actual.get(row["host"], row)
-            for row in json.loads((ROOT / FIGURES).read_text())["hosts"]
-        ]
+        before = json.loads((ROOT / FIGURES).read_text())["hosts"]
+        rows = list(({row["host"]: row for row in before} | actual).values())
         record = conditions(torch.device("cpu"), False) | {"command": COMMAND, "hosts": rows}
         write_json(ROOT / FIGURES, record)
 

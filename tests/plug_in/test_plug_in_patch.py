@@ -7,23 +7,10 @@ from itertools import count
 
 import pytest
 import torch
-from choices import margins
 from commands import BASELINE
 from numeric import assert_close, shift_seed, tolerance
-from plug_in_host import (
-    CAMERAS,
-    CLASSES,
-    PATH,
-    SIZE,
-    WIDTH,
-    equal,
-    features,
-    images,
-    make_replicas,
-    patched,
-)
 from sdtps_cases import assert_gradients_equal
-from tiny import pairs
+from tiny import BLOCK, equal, make_replicas, margins, pairs
 from torch import nn
 
 import demo_sdtps
@@ -37,6 +24,46 @@ from demo_sdtps.modeling.demo import make_model, missing_modalities
 FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
 SLIMMED = ["MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
 ADDED = {"sdtps", "bottleneck_sdtps", "classifier_sdtps"}
+NAMES = ("RGB", "NI", "TI")
+WIDTH, CLASSES, CAMERAS, SIZE = 64, 5, 4, [64, 32]
+SDTPS_PATH = (WIDTH, WIDTH, WIDTH // 4, 40, WIDTH, WIDTH, WIDTH // 5, 40, 40)
+"""Lengths of the sums (numeric.py) in SDTPS of up to 40 patches: norms, cosines, scores and the softmax of those dropped;
+norm, MLP, softmax and means of those kept."""
+PATH = (
+    3 * 16 * 16,
+    *4 * BLOCK,
+    WIDTH,
+    WIDTH,
+    2 * WIDTH,
+    *SDTPS_PATH,
+    40,
+    *2 * (WIDTH, WIDTH, WIDTH, 3 * 41, 3 * 41, WIDTH),
+    7 * WIDTH,
+)
+"""… and from images to features: patches, four blocks, norm and projection, PIFE, SDTPS and its means, HDM and ATMoE."""
+
+
+def patched(host, size, *opts):
+    """A patched model of KEY, VALUE, … options, the same for the same options."""
+    defaults, make_model = host
+    cfg = demo_sdtps.add_config(defaults.clone())
+    cfg.merge_from_list(["INPUT.SIZE_TRAIN", size, *opts])
+    torch.manual_seed(shift_seed())
+    return demo_sdtps.patch(make_model(cfg, CLASSES, CAMERAS), cfg)
+
+
+def images(batch, seed=0, size=SIZE):
+    torch.manual_seed(shift_seed(seed))
+    return {name: torch.randn(batch, 3, *size) for name in NAMES}
+
+
+def features(model, inputs, cameras=None):
+    """Those of the three return patterns."""
+    cameras = torch.zeros(len(inputs["RGB"]), dtype=torch.long) if cameras is None else cameras
+    with torch.no_grad():
+        return [
+            model.eval()(inputs, cam_label=cameras, return_pattern=pattern) for pattern in (1, 2, 3)
+        ]
 
 
 @pytest.fixture

@@ -10,9 +10,19 @@ from unittest import mock
 
 import pytest
 import torch
-from commands import CONFIG, ROOT, SMALL, load_records, near
+from commands import (
+    CONFIG,
+    ROOT,
+    SMALL,
+    assert_same,
+    at,
+    call,
+    kill,
+    load_records,
+    near,
+    three_epochs,
+)
 from golden_cases import relative_error
-from interrupted import assert_same, at, call, cli_args_for, kill
 from processes import TORCHRUN, run
 from tiny import CAMERAS, CLASSES
 
@@ -57,7 +67,7 @@ def test_a_resumed_run_equals_another_of_the_same_seed(gpu, mode, tiny_root, tmp
     """To the last bit, in every precision; a loss that is not finite would end it."""
     opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "RESUME", "auto")
     one, other = (
-        cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / name) for name in ("one", "other")
+        three_epochs(tiny_root, *opts, "OUTPUT_DIR", tmp_path / name) for name in ("one", "other")
     )
     assert call(one) == 0
     with at(Meter, "update", 9, kill):
@@ -98,7 +108,7 @@ def test_a_recorded_step_equals_others(gpu, mode, is_compiled, tiny_root, tmp_pa
     opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "MODEL.COMPILE", is_compiled)
     opts = (*opts, "RESUME", "auto")
     one, other = (
-        cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / name) for name in ("one", "other")
+        three_epochs(tiny_root, *opts, "OUTPUT_DIR", tmp_path / name) for name in ("one", "other")
     )
     with monkeypatch.context() as patch:
         patch.setattr(graphs, "WARM_UPS", 99)
@@ -115,7 +125,7 @@ def test_a_recorded_step_equals_others(gpu, mode, is_compiled, tiny_root, tmp_pa
 def test_recorded_features_equal_others(gpu, mode, opts, tiny_root, tmp_path, monkeypatch):
     """To the last bit, the last batch too, and again with other weights."""
     opts = (*opts, "MODEL.DEVICE", gpu, "TEST.AMP", mode, "TEST.IMS_PER_BATCH", 3)
-    cfg = load_cfg(CONFIG, [str(word) for word in cli_args_for(tiny_root, *opts)[2:]])
+    cfg = load_cfg(CONFIG, [str(word) for word in three_epochs(tiny_root, *opts)[2:]])
     torch.manual_seed(0)
     model = make_model(cfg, CLASSES, CAMERAS).to(gpu)
     loader = test_loader(cfg, read_splits(cfg, ("gallery",))["gallery"])

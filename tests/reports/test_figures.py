@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from commands import CONFIG, EPOCH, checkpoint_file, cli_args_for
-from layouts import pixels, save
 from numeric import assert_close, numpy_generator
+from triplets import pixels, save
 
 from demo_sdtps.commands import evaluate
 from demo_sdtps.config import MODALITIES, load_cfg

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from browser import Page, headless, page_data
-from commands import BASELINE, CONFIG, EPOCH, make_run, read_scores
-from interrupted import call
-from layouts import write_msvr310, write_rgbnt100
+from commands import BASELINE, CONFIG, EPOCH, call, make_run, read_scores
 from PIL import Image
+from triplets import write_msvr310, write_rgbnt100
 
 from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net

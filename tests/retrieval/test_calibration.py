@@ -6,10 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
-from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, copy, read_rows
-from interrupted import call
-from modality_sets import present_in
+from commands import CONFIG, KEEP_ALL, call, checkpoint_file, cli_args_for, copy, read_rows
 from numeric import generator
+from ranking_cases import present_in
 
 import demo_sdtps
 from demo_sdtps.commands import search

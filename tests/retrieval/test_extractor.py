@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from commands import BASELINE, FUSION, KEEP_ALL, SHOWN, checkpoint_file, cli_args_for, file_cameras
-from modality_sets import OWN
 from numeric import assert_close, assert_order, shift_seed, tolerance
 from PIL import Image
+from ranking_cases import OWN
 from tiny import SHALLOW
 
 import demo_sdtps

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from modality_sets import (
+from numeric import assert_close, assert_order, generator, numpy_generator, tolerance
+from ranking_cases import (
     ALL_SOURCES,
     comparison,
     distance_lengths,
@@ -13,7 +14,6 @@ from modality_sets import (
     shuffled,
     split_parts,
 )
-from numeric import assert_close, assert_order, generator, numpy_generator, tolerance
 
 from demo_sdtps.evaluation import distances as distance_module
 from demo_sdtps.evaluation.distances import rerank

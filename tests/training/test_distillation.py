@@ -5,8 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from commands import CONFIG, checkpoint_file, cli_args_for
-from interrupted import assert_same, at, call, kill, leaves, prepared
+from commands import (
+    CONFIG,
+    assert_same,
+    at,
+    call,
+    checkpoint_file,
+    cli_args_for,
+    kill,
+    leaves,
+    prepared,
+    three_epochs,
+)
 from numeric import assert_close
 from tiny import MODEL, exact, random_images
 
@@ -101,9 +111,7 @@ def test_the_training_draws_what_one_without_a_teacher_draws(cfg, dense):
 @pytest.fixture(scope="module")
 def words(tiny_root, dense):
     """A slimmed model's training by a teacher, with everything random, and everything that has a state."""
-    from interrupted import cli_args_for
-
-    return cli_args_for(tiny_root, *DENSE[:6], *SLIM, "--from", dense, "SOLVER.MAX_EPOCHS", "2")
+    return three_epochs(tiny_root, *DENSE[:6], *SLIM, "--from", dense, "SOLVER.MAX_EPOCHS", "2")
 
 
 @pytest.mark.slow

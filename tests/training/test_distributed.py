@@ -14,12 +14,12 @@ from commands import (
     FUSION,
     ROOT,
     SMALL,
+    call,
     checkpoint_file,
     cli_args_for,
     load_records,
     near,
 )
-from interrupted import call
 from numeric import assert_close, shift_seed
 from processes import TORCHRUN, kill_child, results_of_two, run, run_two, started, wait_for
 from tiny import MODEL

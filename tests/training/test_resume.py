@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import contents, load_records
-from interrupted import assert_same, at, call, cli_args_for, kill
+from commands import assert_same, at, call, contents, kill, load_records, three_epochs
 from processes import started
 from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -42,7 +41,7 @@ LOADING = ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no")
 def reference(tiny_root, tmp_path_factory):
     """An uninterrupted run → its folder."""
     output = tmp_path_factory.mktemp("reference") / "run"
-    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output)) == 0
+    assert call(three_epochs(tiny_root, "OUTPUT_DIR", output)) == 0
     return output
 
 
@@ -51,7 +50,7 @@ def killed_run(tiny_root, tmp_path_factory):
     """A run that ended in its second epoch → its folder, for tests to copy."""
     output = tmp_path_factory.mktemp("killed") / "run"
     with at(Meter, "update", 8, kill):
-        assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output)) == 130
+        assert call(three_epochs(tiny_root, "OUTPUT_DIR", output)) == 130
     return output
 
 
@@ -71,7 +70,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_continued_run_ends_like_an_uninterrupted_one(reference, tiny_root, tmp_path, place):
     owner, name, number, more = PLACES[place]
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)
+    words = three_epochs(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)
     with at(owner, name, number, kill):
         assert call(words) == 130
     assert call(words) == 0
@@ -98,7 +97,7 @@ ENDS = (
 
 @pytest.mark.slow
 def test_signals_end_a_run_at_once_which_continues_to_the_same_end(tiny_root, tmp_path):
-    words = cli_args_for(tiny_root, *AUTO, *LOADING, "SOLVER.MAX_EPOCHS", "9", "MODEL.DEPTH", "2")
+    words = three_epochs(tiny_root, *AUTO, *LOADING, "SOLVER.MAX_EPOCHS", "9", "MODEL.DEPTH", "2")
     output = tmp_path / "run"
     last = output / "last.pth"
     for number, code, is_moment in ENDS:
@@ -153,7 +152,7 @@ def test_what_is_written_goes_on_too(run_copy, reference, tiny_root):
     before = (run_copy / "log.txt").read_text()
     started = json.loads((run_copy / "run.json").read_text())
     assert started["status"] == "stopped"
-    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, "RESUME", "yes")) == 0
+    assert call(three_epochs(tiny_root, "OUTPUT_DIR", run_copy, "RESUME", "yes")) == 0
     assert_same(reference, run_copy)
     log = (run_copy / "log.txt").read_text()
     assert log.startswith(before) and "may differ" not in log[len(before) :]
@@ -176,7 +175,7 @@ def test_nothing_is_left_to_do(reference, tiny_root, command):
     """Also where run.json does not say so, of a run that was killed after its last checkpoint."""
     before, path = contents(reference), reference / "run.json"
     path.write_text(path.read_text().replace('"finished"', '"running"'))
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", reference, *AUTO)
+    words = three_epochs(tiny_root, "OUTPUT_DIR", reference, *AUTO)
     code, stdout, _ = command(train_net.main, *words)
     assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout
     assert contents(reference) == before
@@ -188,7 +187,7 @@ def test_another_machine_is_a_warning(run_copy, tiny_root):
     record["versions"]["torch"] = "0.4"
     (run_copy / "run.json").write_text(json.dumps(record))
     with at(Meter, "update", 1, kill):
-        assert call(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *AUTO)) == 130
+        assert call(three_epochs(tiny_root, "OUTPUT_DIR", run_copy, *AUTO)) == 130
     lines = (run_copy / "log.txt").read_text().splitlines()
     (warning,) = (line for line in lines if "WARNING numbers may differ" in line)
     phrases = ("torch 0.4 (now", "cpu ABACUS (now", "threads 64 (now", "processes 3 (now 1)")
@@ -197,7 +196,7 @@ def test_another_machine_is_a_warning(run_copy, tiny_root):
 
 def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     output = shutil.copytree(reference, tmp_path / "run")
-    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
+    assert call(three_epochs(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
     records = load_records(output)
     assert records[:3] == load_records(reference)
     assert [record["epoch"] for record in records] == [1, 2, 3, 4]
@@ -215,7 +214,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_continued(refusal, run_copy, tiny_root, name):
     words, reason = REFUSED[name]
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *words)
+    words = three_epochs(tiny_root, "OUTPUT_DIR", run_copy, *words)
     assert reason in refusal(train_net.main, *words)
 
 
@@ -224,7 +223,7 @@ def test_a_finished_run_without_its_checkpoint(refusal, reference, tiny_root, tm
     """Nor is what is somebody else's replaced."""
     output = shutil.copytree(reference, tmp_path / "run")
     (output / "last.pth").unlink()
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", output, "RESUME", resume)
+    words = three_epochs(tiny_root, "OUTPUT_DIR", output, "RESUME", resume)
     assert str(output) in refusal(train_net.main, *words)
 
 
@@ -232,11 +231,11 @@ def test_other_data_are_refused(refusal, run_copy, own_root, tmp_path, reference
     moved = own_root.rename(tmp_path / "moved")
     twin = shutil.copytree(run_copy, tmp_path / "twin")
     # the same data in another place
-    assert call(cli_args_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0
+    assert call(three_epochs(moved, "OUTPUT_DIR", twin, *AUTO)) == 0
     assert_same(reference, twin)
     first = sorted((moved / "RGBNT201" / "test" / "NI").iterdir())[0]
     first.write_bytes(first.read_bytes() + b"0")
-    words = cli_args_for(moved, "OUTPUT_DIR", run_copy, *AUTO)
+    words = three_epochs(moved, "OUTPUT_DIR", run_copy, *AUTO)
     assert "The data, or" in refusal(train_net.main, *words)
 
 
@@ -257,7 +256,7 @@ def test_the_digest_of_data_has_names_order_sizes_and_texts(tmp_path):
 
 def test_a_checkpoint_that_cannot_be_continued_is_named(run_copy, refusal, tiny_root):
     """One that is cut short, and weights alone."""
-    words, last = cli_args_for(tiny_root, *AUTO, "OUTPUT_DIR", run_copy), run_copy / "last.pth"
+    words, last = three_epochs(tiny_root, *AUTO, "OUTPUT_DIR", run_copy), run_copy / "last.pth"
     content = torch.load(last, weights_only=True)
     last.write_bytes(last.read_bytes()[:-1000])
     assert str(last) in refusal(train_net.main, *words)

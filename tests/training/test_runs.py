@@ -15,6 +15,7 @@ from commands import (
     CONFIG,
     ONE_LINE,
     ROOT,
+    call,
     cli_args_for,
     contents,
     load_records,
@@ -23,7 +24,6 @@ from commands import (
     read_scores,
     table_rows,
 )
-from interrupted import call
 from numeric import assert_close
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

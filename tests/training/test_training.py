@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, CONFIG, checkpoint_file, cli_args_for, load_records
-from interrupted import prepared
+from commands import BACKBONE_WIDTH, CONFIG, checkpoint_file, cli_args_for, load_records, prepared
 from numeric import shift_seed
 from tiny import random_images, tiny_cfg, tiny_model
 

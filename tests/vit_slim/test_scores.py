@@ -5,8 +5,7 @@ import re
 import sys
 
 import pytest
-from commands import BASELINE, ROOT, cli_args_for
-from interrupted import call
+from commands import BASELINE, ROOT, call, cli_args_for
 from tiny import tiny_cfg
 
 from demo_sdtps.commands import evaluate

@@ -10,8 +10,20 @@ import torch.distributed as dist
 from numeric import assert_close, generator, shift_seed
 from processes import results_of_two
 from sdtps_cases import assert_gradients_equal
-from slim_host import WAYS, Host, Tower, call_host, host_case, make_case
-from slim_models import CASES, DEPTH, HEADS, PATH, WIDTH, slim_both
+from slim_models import (
+    CASES,
+    DEPTH,
+    HEADS,
+    PATH,
+    WAYS,
+    WIDTH,
+    Host,
+    Tower,
+    call_host,
+    host_case,
+    make_case,
+    slim_both,
+)
 from tiny import sums_of_a_block
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

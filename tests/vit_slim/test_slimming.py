@@ -5,11 +5,20 @@ from functools import partial
 import pytest
 import timm
 import torch
-from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, backbone_cfg, disturb
 from numeric import assert_close, shift_seed
 from sdtps_cases import assert_gradients_equal
 from slim_models import learned, nudge, probe_gradients
-from tiny import CAMERAS, random_images, tiny_cfg
+from tiny import (
+    CAMERAS,
+    DINOV3,
+    EVA02,
+    MIXED,
+    REGISTERS,
+    backbone_cfg,
+    disturb,
+    random_images,
+    tiny_cfg,
+)
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling import backbones as clip

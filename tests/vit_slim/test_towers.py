@@ -9,8 +9,7 @@ import timm
 import torch
 import torchvision
 import transformers
-from slim_host import Tower
-from slim_models import timm_model, torchvision_model, transformers_model
+from slim_models import Tower, timm_model, torchvision_model, transformers_model
 from torch import nn
 from torchvision.models.vision_transformer import ConvStemConfig
 

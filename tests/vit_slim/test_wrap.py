@@ -10,19 +10,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 from numeric import assert_close, assert_order, generator, tolerance
-from plug_in_host import make_replicas
-from slim_host import COLUMNS, DEPTH, ROWS, WAYS, Tower, host_case, make_case
 from slim_models import (
     CASES,
+    COLUMNS,
+    DEPTH,
     PATH,
+    ROWS,
+    WAYS,
     WIDTH,
+    Tower,
     by_saliency,
     compare,
+    host_case,
     learned,
+    make_case,
     saliency,
     slim_both,
     timm_model,
 )
+from tiny import make_replicas
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
