@@ -151,6 +151,7 @@ def factory(module="modeling", name="make_model"):
 def run(cfg, make, views=1, training=None, evaluation=None, **inputs):
     """`make` is the factory. `inputs` are the forward's further arguments, `training` and `evaluation` those of one alone."""
     sizes = {"num_class": PERSONS, "camera_num": BATCH} | ({"view_num": views} if views else {})
+    model = make(cfg, **sizes)
     images = {name: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for name in ("RGB", "NI", "TI")}
     unlabelled = {name: LABELS[name] for name in ("cam_label", "view_label")}
 
@@ -161,7 +162,7 @@ def run(cfg, make, views=1, training=None, evaluation=None, **inputs):
     def evaluate(model, images):
         return model.eval()(images, **inputs | unlabelled | (evaluation or {}))
 
-    return Run(make(cfg, **sizes), cfg, images, train, evaluate)
+    return Run(model, cfg, images, train, evaluate)
 
 
 def signal():
