@@ -107,9 +107,9 @@ def above_otsu(score: torch.Tensor) -> torch.Tensor:
     """score (B, N) → 1 above the threshold that makes the variance between both sides largest, else 0, (B, N) (Otsu, 1979)."""
     ordered, count = score.double().sort(dim=1).values, score.shape[1]
     below = torch.arange(1, count, device=score.device)  # numbers of patches below each threshold
-    total = ordered.cumsum(dim=1)
-    low, high = total[:, :-1] / below, (total[:, -1:] - total[:, :-1]) / (count - below)
-    between = below * (count - below) * (high - low).square()
+    above, total = count - below, ordered.cumsum(dim=1)
+    low, high = total[:, :-1] / below, (total[:, -1:] - total[:, :-1]) / above
+    between = below * above * (high - low).square()
     # The last threshold divides nothing, as a single patch cannot be divided.
     best = F.pad(between, (0, 1)).argmax(dim=1, keepdim=True)
     return (score > ordered.gather(1, best)).to(score.dtype)

@@ -100,7 +100,7 @@ class Reid:
             case = frozenset(name for name in names if items[name] is None)
             # an exported file takes triplets of all cases at once
             by_case[case if isinstance(self.model, DeMo) else frozenset[str]()].append(number)
-        output = torch.empty(len(triplets), self.widths[pattern])
+        output = torch.empty(len(triplets), self.widths[pattern], dtype=torch.float32)
         for case, numbers in by_case.items():
             loader = test_loader(cfg, [samples[number] for number in numbers])
             (patterns,) = extract_features(cfg, self.model, loader, [case])
