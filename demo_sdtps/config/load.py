@@ -57,10 +57,9 @@ def load_cfg(
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen."""
     path, pairs, values = Path("default.yml"), parse_pairs(opts), flatten(get_cfg(schema))
     if isinstance(config, StoredText):
-        stored = config.values()
+        values |= _check_values(schema, config.values(), config)
         if SCORE not in pairs:
-            _check_stored_score(str(stored.get(SCORE)), config)
-        values |= _check_values(schema, stored, config)
+            _check_stored_score(str(values.get(SCORE)), config)
     elif config is not None:
         path = find_config(config)
         values |= _check_values(schema, read_config(path), path)

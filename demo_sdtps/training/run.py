@@ -253,8 +253,9 @@ def read_last(cfg: CfgNode, overwrite: bool, schema: Schema) -> Mapping | None:
         raise UserError(
             f"OUTPUT_DIR {output} is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out."
         )
-    start = {Path(cfg.TEST.WEIGHT).resolve(), Path(cfg.MODEL.get("TEACHER", "")).resolve()}
-    if overwrite and (lost := start & {path.resolve() for path in _run_files(output)}):
+    places = {Path(cfg.TEST.WEIGHT).resolve(), Path(cfg.MODEL.get("TEACHER", "")).resolve()}
+    own = {file.resolve() for file in (output, *_run_files(output))}
+    if overwrite and (lost := places & own):
         raise UserError(
             f"--overwrite would remove {lost.pop()}, from which this run starts (TEST.WEIGHT, MODEL.TEACHER); choose another "
             "OUTPUT_DIR."

@@ -167,12 +167,12 @@ def parse_table(text):
     return {line[0]: line[2:] for line in lines}
 
 
-def checkpoint_file(path, cfg, classes=6, cameras=4):
+def checkpoint_file(path, cfg, classes=6, cameras=4, about=None):
     """A checkpoint of a model as it is made, with its configuration; its cameras differ much."""
     torch.manual_seed(shift_seed(3))
     model = make_model(cfg, classes, cameras)
     model.backbone.camera_embedding.data.normal_()
-    save_checkpoint(path, cfg, model, 1)
+    save_checkpoint(path, cfg, model, 1, about or {})
     return path
 
 

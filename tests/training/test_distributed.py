@@ -27,9 +27,12 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.modeling.checkpoints.loading import CLASSES
 from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime import distributed
+from demo_sdtps.training.reid import class_digest
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")
@@ -163,7 +166,9 @@ def teacher(tiny_root, tmp_path_factory):
     """Words for a run that follows the logits of an untrained model."""
     path = tmp_path_factory.mktemp("teacher") / "last.pth"
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *FUSION)[2:])
-    return ("--teacher", checkpoint_file(path, cfg), "SOLVER.DISTILL_WEIGHT", "20")
+    known = {CLASSES: class_digest(cfg, read_splits(cfg, ("train",))["train"])}
+    checkpoint_file(path, cfg, about=known)
+    return ("--teacher", path, "SOLVER.DISTILL_WEIGHT", "20")
 
 
 @pytest.fixture(scope="module")

@@ -218,6 +218,13 @@ def test_what_cannot_be_continued(refusal, run_copy, tiny_root, name):
     assert reason in refusal(train_net.main, *words)
 
 
+def test_what_a_run_starts_from_is_not_overwritten(refusal, run_copy, tiny_root):
+    for place in (run_copy, run_copy / "last.pth"):
+        words = ("OUTPUT_DIR", run_copy, "--overwrite", "TEST.WEIGHT", place)
+        assert str(place) in refusal(train_net.main, *three_epochs(tiny_root, *words))
+    assert (run_copy / "last.pth").exists()
+
+
 @pytest.mark.parametrize("resume", ["auto", "yes", "no"])
 def test_a_finished_run_without_its_checkpoint(refusal, reference, tiny_root, tmp_path, resume):
     """Nor is what is somebody else's replaced."""

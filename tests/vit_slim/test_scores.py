@@ -5,12 +5,15 @@ import re
 import sys
 
 import pytest
+import yaml
 from commands import BASELINE, ROOT, call, cli_args_for
 from tiny import tiny_cfg
 
 from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.load import StoredText
 from demo_sdtps.modeling.scores import make_score
 from vit_slim import Score
 
@@ -98,6 +101,14 @@ def test_settings_reach_the_scores_by_their_names():
     score = make_score(f"{__name__}:Noted", cfg, 24, (4, 2), ("RGB",))
     assert score.settings == settings
     assert make_score("self_supervised", cfg, 24, (4, 2)).loss_weight == 3.0
+
+
+@pytest.mark.parametrize("name", ["nowhere:Score", r"'nowhere\x3aScore'"])
+def test_a_stored_name_imports_no_module(tmp_path, name):
+    """Also where it becomes one when its quotation marks are read."""
+    text = yaml.safe_dump({"MODEL": {"SLIM_SCORE": name}})
+    with pytest.raises(UserError, match="is not imported"):
+        load_cfg(StoredText(tmp_path / "best.pth", text))
 
 
 def test_a_checkpoint_imports_no_module_by_itself(run, command, tmp_path, tiny_root, monkeypatch):

@@ -170,7 +170,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     _, left_out = fill_model(model, checkpoint.model, checkpoint.path, is_score)
     if left_out:
         logger.warning(
-            "WARNING: the weights %s were trained with a score of patches (slimming), which is not used here, so it is left "
+            "the weights %s were trained with a score of patches (slimming), which is not used here, so it is left "
             "out.",
             checkpoint.path,
         )
