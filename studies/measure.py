@@ -27,8 +27,13 @@ from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import batches, test_loader
 from demo_sdtps.evaluation.protocol import load_model_and_data
 from demo_sdtps.modeling.precision import evaluating
-from demo_sdtps.retrieval.calibration import Pairs, fit, label_distances, select_pairs
-from demo_sdtps.retrieval.reid import make_extractor
+from demo_sdtps.retrieval.calibration import (
+    Labelled,
+    Pairs,
+    fit,
+    label_distances,
+    select_pairs,
+)
 from demo_sdtps.runtime.files import write_json
 
 SPLIT_COUNT, COMPLETE = 10, "RGB+NI+TI, RGB+NI+TI"
@@ -58,6 +63,13 @@ def mean_cosine(rows: torch.Tensor) -> torch.Tensor:
     return (unit.sum(dim=-2).square().sum(dim=-1) - count) / (count * (count - 1))
 
 
+def part(labelled: Labelled, rows: np.ndarray, columns: np.ndarray) -> Labelled:
+    """Some rows and columns of labelled triplets."""
+    distances, identities, cameras = labelled
+    labels = [(one[rows], other[columns]) for one, other in (identities, cameras)]
+    return distances[rows][:, columns], *labels
+
+
 def quality(fitted_on: Pairs, pairs: Pairs) -> tuple[float, float, float]:
     """A fit on some pairs measured by others: the expected calibration error, by the shares of the fit, and what the threshold
     of FALSE_ACCEPT accepts of the pairs of different identities and of one."""
@@ -76,7 +88,7 @@ def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
     samples = [*dict.fromkeys(sample for members in splits.values() for sample in members)]
     count = len({sample.identity for sample in splits[VALIDATION]})
     values: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
-    for pattern, pair, labelled in label_distances(cfg, make_extractor(cfg), samples):
+    for pattern, pair, labelled in label_distances(cfg, samples):
         if pattern != 3:
             continue
         _, identities, cameras = labelled
@@ -96,7 +108,7 @@ def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
                 ),
             }
             for name, (places, measured_on) in cases.items():
-                both = (select_pairs(labelled, *masks) for masks in (places, measured_on))
+                both = (select_pairs(part(labelled, *masks)) for masks in (places, measured_on))
                 error, false, true = quality(*both)
                 is_near = FALSE_ACCEPT / 2 <= false <= FALSE_ACCEPT * 2
                 row = {"error": error, "false": false}

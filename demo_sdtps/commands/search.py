@@ -46,7 +46,7 @@ def main() -> None:
     )
     cli.add_count(parser, "--top", common.TOP, "hits per query, at most all")
     what = "go on without unreadable images; list them at the end"
-    flags.add_key(parser, "--skip_unreadable", "DATASETS.SKIP_UNREADABLE", what)
+    cli.add_switch(parser, "--skip_unreadable", what)
     parser.add_argument(
         "--index",
         metavar="PLACE",

@@ -203,11 +203,6 @@ ROWS: tuple[tuple, ...] = (
         "regular expression of identity and, where there are cameras, camera in the names of Folder's images",
     ),
     ("DATASETS.VALIDATION", 0.0, "share of training identities that choose best.pth", BELOW_ONE),
-    (
-        "DATASETS.SKIP_UNREADABLE",
-        False,
-        "a search goes on without these, and lists them at the end",
-    ),
     ("DATASETS.CACHE", "auto", "keep images in memory; auto: up to 1 GB", ("auto", *YES_NO)),
     (
         "DATALOADER.NUM_WORKERS",

@@ -34,6 +34,7 @@ ROWS: tuple[tuple, ...] = (
     # those that left with 0.3.0
     ("SOLVER.WANDB", "", "'wandb sync' and the run's folder sends TensorBoard's files"),
     ("DATASETS.VERIFY", False, "demo-sdtps check --decode lists the images that cannot be read"),
+    ("DATASETS.SKIP_UNREADABLE", False, "demo-sdtps search has the flag --skip_unreadable"),
     ("SOLVER.FLOAT32_MATMUL", "default", "SOLVER.AMP and TEST.AMP bf16 are faster"),
     ("SOLVER.TOWER_LR_FACTOR", 1.0, "SOLVER.BASE_LR is the rate of SEPS's towers too"),
     ("SOLVER.CHECKPOINT_MINUTES", 10.0, "a run resumes at the end of the last epoch that it saved"),

@@ -76,7 +76,9 @@ def gumbel_noise(like: torch.Tensor) -> torch.Tensor:
 
 def best(score: torch.Tensor, keep: int) -> torch.Tensor:
     """Indices of the `keep` best of N patches, best first: score (..., N) → (..., keep)."""
-    # stable: of equal patches the first
+    # of equal patches the first: stable, or by ONNX's TopK, as ONNX has no stable sort
+    if torch.onnx.is_in_onnx_export():
+        return score.topk(keep, dim=-1).indices
     return score.detach().argsort(dim=-1, descending=True, stable=True)[..., :keep]
 
 

@@ -5,12 +5,11 @@ distances by different columns differ (docs/search.md).
 """
 
 import argparse
-import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -28,18 +27,13 @@ from demo_sdtps.evaluation.protocol import (
     missing_cases,
     select_side,
 )
-from demo_sdtps.modeling.checkpoints.loading import Checkpoint, weights_file
-from demo_sdtps.retrieval.features import modality_mask, model_keys
-from demo_sdtps.retrieval.nearest import Calibration
+from demo_sdtps.modeling.checkpoints.loading import weights_file
+from demo_sdtps.retrieval.features import modality_mask
+from demo_sdtps.retrieval.reid import SUFFIX, calibration_settings, make_extractor
 from demo_sdtps.runtime.device import choose_device
-from demo_sdtps.runtime.files import check_output_file, read_json, sha256, write_json
+from demo_sdtps.runtime.files import check_output_file, sha256, write_json
 
-if TYPE_CHECKING:
-    from demo_sdtps.retrieval.reid import Extractor
-
-logger = logging.getLogger(__name__)
 FEWEST = 10  # pairs of one identity, and of different ones, that a fit has
-SUFFIX = ".calibration.json"  # of the file beside a checkpoint
 Pairs = tuple[np.ndarray, np.ndarray]
 """Distances, (n,), of the pairs of triplets of one identity by different cameras, and of those of different identities; of one
 set of modalities every pair is there in both orders."""
@@ -65,23 +59,19 @@ def fit(pairs: Pairs) -> dict[str, float]:
     return {"slope": slope, "offset": offset, "same": same, "different": different}
 
 
-def select_pairs(labelled: Labelled, rows: Any = slice(None), columns: Any = slice(None)) -> Pairs:
-    """The pairs of labelled triplets, of some rows and columns."""
+def select_pairs(labelled: Labelled) -> Pairs:
+    """The pairs of labelled triplets."""
     distances, identities, cameras = labelled
-    is_same, is_same_camera = (
-        one[rows][:, None] == other[columns] for one, other in (identities, cameras)
-    )
-    distances = distances[rows][:, columns]
+    is_same, is_same_camera = (one[:, None] == other for one, other in (identities, cameras))
     return distances[is_same & ~is_same_camera], distances[~is_same]
 
 
-def label_distances(
-    cfg: CfgNode, reid: "Extractor", samples: Sequence[Sample]
-) -> Iterator[tuple[int, str, Labelled]]:
-    """By return pattern and two sets of modalities that are compared, such as "RGB, RGB+NI+TI": the distances
-    of the samples as of these sets. Cameras of the training are known by their names, any other is their mean, as in a search;
-    in place of the cameras are the scenes where the protocol excludes by these. Raises `UserError` for samples without labels,
-    and where none has a match."""
+def label_distances(cfg: CfgNode, samples: Sequence[Sample]) -> Iterator[tuple[int, str, Labelled]]:
+    """By return pattern and two sets of modalities that are compared, such as "RGB, RGB+NI+TI": the distances of the samples as
+    of these sets, by the model of TEST.WEIGHT. Cameras of the training are known by their names, any other is their mean, as in
+    a search; in place of the cameras are the scenes where the protocol excludes by these. Raises `UserError` for samples
+    without labels, and where none has a match."""
+    reid = make_extractor(cfg).to(choose_device(cfg))
     cfg, cases = with_values(cfg, {"TEST.FEAT_NORM": "yes"}), missing_cases(reid.model.modalities)
     data, whole = make_test_data(cfg, samples, samples), frozenset(reid.model.modalities)
     numbers = reid.camera_numbers(
@@ -109,14 +99,11 @@ def label_distances(
 def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Fit all return patterns on the split --split, and write the calibration beside the checkpoint. Raises `UserError` for too
     few pairs."""
-    from demo_sdtps.retrieval.reid import make_extractor  # which imports this file
-
     weights = weights_file(cfg.TEST.WEIGHT)
     path = check_output_file(weights.with_suffix(SUFFIX), ".json", arguments.overwrite)
     samples = read_splits(cfg, (arguments.split,))[arguments.split]
-    reid = make_extractor(cfg).to(choose_device(cfg))
     patterns: dict[str, dict[str, Any]] = defaultdict(dict)
-    for pattern, name, labelled in label_distances(cfg, reid, samples):
+    for pattern, name, labelled in label_distances(cfg, samples):
         if min(map(len, pairs := select_pairs(labelled))) >= FEWEST:
             patterns[str(pattern)][name] = fit(pairs)
     if not patterns:
@@ -126,38 +113,4 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         )
     record = {"checkpoint_sha256": sha256(weights), "settings": calibration_settings(cfg)}
     write_json(path, {**record, "patterns": patterns})
-    sets = "; ".join(patterns[str(cfg.TEST.RETURN_PATTERN)])
-    print_lines(f"Wrote {path}, {len(samples)} triplets, by pairs of sets of modalities: {sets}")
-
-
-def stored_calibration(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """What `calibrate` wrote beside a checkpoint, or a saved `Extractor` has of it."""
-    path = checkpoint.path.with_suffix(SUFFIX)
-    if not path.exists():
-        return checkpoint.origin.get("calibration")
-    form = {"checkpoint_sha256": str, "settings": dict, "patterns": dict}
-    record = read_json(path, form, {}, "run demo-sdtps calibrate again, or remove it")
-    if record["checkpoint_sha256"] == sha256(checkpoint.path):
-        return record
-    logger.warning("%s is of other weights, and is not used.", path)
-    return None
-
-
-def make_calibrations(record: Mapping[str, Any] | None, cfg: CfgNode) -> Mapping[int, Calibration]:
-    """The calibration of each return pattern; none where the record, if there is one, is of another configuration."""
-    calibrations: dict[int, dict] = defaultdict(dict)
-    if record is None or record["settings"] != calibration_settings(cfg):
-        if record:
-            logger.warning("The calibration is of another configuration, and is not used.")
-        return calibrations
-    for pattern, fits in record["patterns"].items():
-        for name, values in fits.items():
-            one, other = (frozenset(side.split("+")) for side in name.split(", "))
-            for sets in ((one, other), (other, one)):
-                calibrations[int(pattern)][sets] = values["slope"], values["offset"]
-    return calibrations
-
-
-def calibration_settings(cfg: CfgNode) -> dict[str, Any]:
-    """The configuration keys that a calibration depends on."""
-    return {**model_keys(cfg), "TEST.CROSS_MODAL_DISTANCE": cfg.TEST.CROSS_MODAL_DISTANCE}
+    print_lines(f"Wrote {path}, by {len(samples)} triplets.")

@@ -5,8 +5,8 @@ computed in float64 for the samples that are shown: samples of equal features ha
 lie, and are in the order of the gallery's rows.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -41,13 +41,19 @@ class Nearest(NamedTuple):
     distances: np.ndarray
 
 
-class Hits(Nearest):
-    """What `search` returns: `rows` and `distances`, a pair, and the `scores` (Q, top) by which they are ordered: scaled
-    distances, minus the log-odds of the probability, or the distances. With a calibration the `probability` (Q, top) float64
-    that query and hit are of one identity, nan where it is not known."""
+@dataclass
+class Hits:
+    """What `search` returns: `rows` and `distances` as in `Nearest`, which it unpacks to, and the `scores` (Q, top) by which
+    they are ordered: scaled distances, minus the log-odds of the probability, or the distances. With a calibration the
+    `probability` (Q, top) float64 that query and hit are of one identity, nan where it is not known."""
 
+    rows: np.ndarray
+    distances: np.ndarray
     scores: np.ndarray
     probability: np.ndarray | None = None
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter((self.rows, self.distances))
 
 
 def search_sets(
@@ -63,11 +69,8 @@ def search_sets(
     (queries, present), (features, others_present) = query, gallery
     check_finite(queries, "features of queries")
     check_finite(features, "features of the gallery")
-    hits = Hits(
-        np.full((len(queries), top), -1, np.int64),
-        np.full((len(queries), top), np.inf, np.float32),
-    )
-    hits.scores = hits.distances.copy()
+    far = np.full((len(queries), top), np.inf, np.float32)
+    hits = Hits(np.full(far.shape, -1, np.int64), far, far.copy())
     if calibration:
         # distances that are scaled by these ascend as the probability falls, whatever the sets
         comparison = replace(
@@ -102,7 +105,7 @@ def search_sets(
 
 
 def probabilities(
-    calibration: Calibration, hits: Nearest, present: np.ndarray, others_present: np.ndarray
+    calibration: Calibration, hits: Hits, present: np.ndarray, others_present: np.ndarray
 ) -> np.ndarray:
     """The probability (Q, top) float64 that each query, by what is `present` in it, and hit are of one identity, where pairs of
     one are as frequent as in the fit; nan for sets without a fit, and for row -1."""
@@ -130,7 +133,7 @@ def nearest(queries: torch.Tensor, gallery: torch.Tensor, top: int, count: int =
     return hits
 
 
-def rerank_hits(how: Comparison, query: Side, gallery: Side, hits: Nearest, top: int) -> Nearest:
+def rerank_hits(how: Comparison, query: Side, gallery: Side, hits: Hits, top: int) -> Hits:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
     refined = np.full(hits.rows.shape, np.inf, np.float32)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
@@ -138,7 +141,8 @@ def rerank_hits(how: Comparison, query: Side, gallery: Side, hits: Nearest, top:
         one = query[0][number : number + 1], query[1][number : number + 1]
         near = gallery[0][rows[order]], gallery[1][rows[order]]
         refined[number, order] = rerank(how, one, near).numpy()[0]
-    return _order_hits(hits.rows, refined, top)
+    first = _order_hits(hits.rows, refined, top)
+    return Hits(*first, first.distances)
 
 
 def distances(queries: torch.Tensor, gallery: torch.Tensor, rows: np.ndarray) -> np.ndarray:

@@ -66,12 +66,13 @@ def write_onnx(extractor: Extractor, path: Path) -> str:
         warnings.simplefilter("ignore")
         shapes = (tuple({0: batch} for _ in inputs),)
         program = torch.onnx.export(
-            torch.export.export(graph, (*inputs.values(),), dynamic_shapes=shapes),
+            graph,
+            (*inputs.values(),),
+            dynamic_shapes=shapes,
             dynamo=True,
             verbose=False,
             input_names=[*inputs],
             output_names=[f"pattern_{pattern}" for pattern in layout.columns],
-            custom_translation_table=operators(),
         )
     assert program is not None
     cfg = extractor.cfg
@@ -88,33 +89,6 @@ def write_onnx(extractor: Extractor, path: Path) -> str:
     program.model.metadata_props[ABOUT] = text = json.dumps(about)
     program.save(path)
     return text
-
-
-def operators() -> dict:
-    """ONNX operators in place of those of torch that torch's exporter does not know."""
-    from onnxscript import opset18 as op
-
-    def sort_stable(values, *, stable=True, dim=-1, descending=False):
-        # Of equal values TopK has the one with the lower index first.
-        length = op.Gather(op.Shape(values), op.Constant(value_ints=[dim]))
-        return op.TopK(values, length, axis=dim, largest=int(descending), sorted=1)
-
-    def kthvalue(values, k, dim=-1, keepdim=False):
-        smallest = op.TopK(values, op.Constant(value_ints=[k]), axis=dim, largest=0, sorted=1)
-        last = op.Constant(value_ints=[k - 1]) if keepdim else op.Constant(value_int=k - 1)
-        return tuple(op.Gather(tensor, last, axis=dim) for tensor in smallest)
-
-    def cdist(first, second, p, compute_mode):
-        rows, columns = op.Constant(value_ints=[-2]), op.Constant(value_ints=[-3])
-        steps = op.Sub(op.Unsqueeze(first, rows), op.Unsqueeze(second, columns))
-        return op.ReduceL2(steps, op.Constant(value_ints=[-1]), keepdims=0)
-
-    aten = torch.ops.aten
-    return {
-        aten.sort.stable: sort_stable,
-        aten.kthvalue.default: kthvalue,
-        aten._cdist_forward.default: cdist,
-    }
 
 
 def quantise_onnx(path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a trained model does with the user's images and their features, in a checkpoint or exported: `demo_sdtps.load`
 (docs/search.md)."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,11 +28,19 @@ from demo_sdtps.modeling.checkpoints import loading
 from demo_sdtps.modeling.demo import DeMo, make_model
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.modeling.precision import compile_model
-from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
-from demo_sdtps.retrieval.features import Features, decode_present, encode_present, modality_mask
+from demo_sdtps.retrieval.features import (
+    Features,
+    decode_present,
+    encode_present,
+    modality_mask,
+    model_keys,
+)
 from demo_sdtps.retrieval.nearest import Calibration, Hits, search_sets
 from demo_sdtps.runtime.device import choose_device
+from demo_sdtps.runtime.files import read_json, sha256
 
+logger = logging.getLogger(__name__)
+SUFFIX = ".calibration.json"  # of the file that demo-sdtps calibrate writes beside a checkpoint
 FEW = 256  # triplets up to which no loading processes are started
 ImageLike = Any  # as `datasets.images.read_pixels` takes it, None for a missing one
 Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
@@ -319,6 +328,38 @@ def make_extractor(cfg: CfgNode) -> "Extractor":
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
     loading.load_weights(extractor.model, checkpoint)
     return extractor
+
+
+def stored_calibration(checkpoint: loading.Checkpoint) -> dict[str, Any] | None:
+    """What `calibrate` wrote beside a checkpoint, or a saved `Extractor` has of it."""
+    path = checkpoint.path.with_suffix(SUFFIX)
+    if not path.exists():
+        return checkpoint.origin.get("calibration")
+    form = {"checkpoint_sha256": str, "settings": dict, "patterns": dict}
+    record = read_json(path, form, {}, "run demo-sdtps calibrate again, or remove it")
+    if record["checkpoint_sha256"] == sha256(checkpoint.path):
+        return record
+    logger.warning("%s is of other weights, and is not used.", path)
+    return None
+
+
+def make_calibrations(record: Mapping[str, Any] | None, cfg: CfgNode) -> Mapping[int, Calibration]:
+    """The calibration of each return pattern; none where the record, if there is one, is of another configuration."""
+    calibrations: dict[int, dict] = defaultdict(dict)
+    if record and record["settings"] != calibration_settings(cfg):
+        logger.warning("The calibration is of another configuration, and is not used.")
+        record = None
+    for pattern, fits in record["patterns"].items() if record else ():
+        for name, values in fits.items():
+            one, other = (frozenset(side.split("+")) for side in name.split(", "))
+            for sets in ((one, other), (other, one)):
+                calibrations[int(pattern)][sets] = values["slope"], values["offset"]
+    return calibrations
+
+
+def calibration_settings(cfg: CfgNode) -> dict[str, Any]:
+    """The configuration keys that a calibration depends on."""
+    return {**model_keys(cfg), "TEST.CROSS_MODAL_DISTANCE": cfg.TEST.CROSS_MODAL_DISTANCE}
 
 
 def sides(query: Features, gallery: Features) -> tuple[Side, Side]:

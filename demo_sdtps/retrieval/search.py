@@ -89,7 +89,7 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     gallery = read(arguments.gallery, GALLERY, names, camera=arguments.gallery_camera)
     queries = read(arguments.query, QUERY, names, camera=arguments.camera)
     broken: dict[str, str] = {}
-    check = partial(drop_unreadable, broken=broken) if cfg.DATASETS.SKIP_UNREADABLE else list
+    check = partial(drop_unreadable, broken=broken) if arguments.skip_unreadable else list
     origin = describe_features(cfg, pattern)
     place = arguments.index or default_index(arguments.gallery, origin)
     origin |= {"checkpoint": cfg.TEST.WEIGHT, "format": FORMAT}
@@ -134,13 +134,13 @@ def find_hits(
     # so many that `top` are left without those that are excluded
     depth = min(arguments.top + max(1, *map(len, excluded)), len(names))
     most = min(max(arguments.re_rank or 0, depth), len(names))
-    near: Any = search_sets(comparison, query, gallery, most, calibration)
+    near = search_sets(comparison, query, gallery, most, calibration)
     if arguments.re_rank:
         near = rerank_hits(comparison, query, gallery, near, depth)
     shown = np.where(near.rows < 0, None, names[near.rows])
-    # re-ranked ones have no other scores than their distances
-    columns = [shown, near.distances, getattr(near, "scores", near.distances)]
-    columns += [near.probability] if calibration else []
+    columns = [shown, near.distances, near.scores]
+    if near.probability is not None:
+        columns.append(near.probability)
     hits = []
     for without, *values in zip(excluded, *columns, strict=True):
         lines = zip(*(column.tolist() for column in values), strict=True)
