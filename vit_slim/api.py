@@ -55,13 +55,15 @@ def slim(
                 f"{type(module).__name__} in {kind} is slimmed, compiled or wrapped already; slim the plain model, after "
                 "vit_slim.unslim where it is slimmed, and compile or wrap it then."
             )
-    shares = (KEEP,) * len(blocks) if keep is None else keep
-    copies = (copy.deepcopy(score) for _ in blocks[1:])
+    stages = blocks if hasattr(blocks, "__len__") else ()
+    shares = (KEEP,) * len(stages) if keep is None else keep
+    copies = (copy.deepcopy(score) for _ in stages[1:])
     scores: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
     names = [one if isinstance(one, str) else type(one).__name__ for one in scores]
     if not (
-        list(blocks) == sorted(set(blocks))
-        and 0 < len(blocks) == len(shares) == len(scores)
+        list(stages) == sorted(set(stages))
+        and hasattr(shares, "__len__")
+        and 0 < len(stages) == len(shares) == len(scores)
         and all(0 < share <= 1 for share in shares)
         and (operations is None or (keep is None and 0 < operations <= 1))
         and all(isinstance(one, Score) or one in SCORES for one in scores)
@@ -83,8 +85,10 @@ def slim(
 
 def unslim(model: Model) -> Model:
     """Give the dense model back, in place; → the model. Raises `UserError` where it is not slimmed."""
-    find_slimming(model)
-    for module in list(model.modules()):
+    modules = list(model.modules())
+    if not any(isinstance(module, Wrapped) for module in modules):
+        raise UserError(f"{type(model).__name__} is not slimmed; call vit_slim.slim(model) before.")
+    for module in modules:
         unwrap(module)
     return model
 
@@ -104,11 +108,3 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
             "score that learns, such as 'self_supervised', and use use_reentrant=False where checkpointing computes it again."
         )
     return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
-
-
-def find_slimming(model: nn.Module) -> Slimming:
-    """The stages that are attached to a model, or to the one that it wraps."""
-    for module in model.modules():
-        if isinstance(module, Slimming) and module.towers:
-            return module
-    raise UserError(f"{type(model).__name__} is not slimmed; call vit_slim.slim(model) before.")

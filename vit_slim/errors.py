@@ -12,5 +12,5 @@ class UserError(Exception):
 
 def nearest_name(value: object, known: Iterable[object]) -> str:
     """ "; the nearest is 'X'" for the end of a sentence, or '' where none is near."""
-    near = difflib.get_close_matches(str(value), [str(choice) for choice in known], n=1)
+    near = difflib.get_close_matches(str(value), map(str, known), n=1)
     return f"; the nearest is {near[0]!r}" if near else ""

@@ -75,13 +75,13 @@ class SelfSupervised(Score):
         width: int,
         grid: Grid,
         loss_weight: float = 5.0,
-        modalities: Sequence[str] = State.names,
+        names: Sequence[str] = State.names,
         **settings: object,
     ):
         super().__init__(width, grid, **settings)
         self.loss_weight = loss_weight
         self.heads = nn.ModuleDict()
-        for name in modalities:
+        for name in names:
             layers = nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 1)
             self.heads[name] = nn.Sequential(*layers)
 

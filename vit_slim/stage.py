@@ -25,7 +25,7 @@ class State:
     """What is known of the images whose tokens (B, P + n + E, C) stand between two blocks: P prefix tokens (class token,
     registers), n patches, and E extra tokens, which the stages before have made of what they dropped.
 
-    The rows are of the images `names`, one name after the other, such as the modalities of a triplet.
+    The rows are of the images `names`, one name after the other.
     """
 
     grid: Grid

@@ -6,8 +6,8 @@ this forward. The batch goes from block to block: the i-th call of a block conti
 runs in the block after it, and later blocks get those rows of their arguments that belong to the remaining patches; the last
 block takes the extra tokens away.
 
-Gradient checkpointing computes functions again whose input is the input of some block. That input is made `Tokens`, which know
-their batch, so that what was kept is an input of what is computed again, whichever forward it belongs to.
+Gradient checkpointing calls a block a second time during the backward pass, with the same input. That input is made `Tokens`,
+which know their batch, so that the second call keeps the patches of the first, whichever forward it belongs to.
 """
 
 from collections import defaultdict
@@ -16,10 +16,12 @@ from dataclasses import replace
 from functools import cache, partial, wraps
 from itertools import accumulate
 from math import ceil, prod
+from re import search
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from vit_slim.errors import UserError
 from vit_slim.scores import saliency
@@ -36,8 +38,8 @@ class Batch:
 
 
 class Tokens(torch.Tensor):
-    """A tensor that gradient checkpointing may give again to what it was given to, and what is `known` of it: the `Batch` of
-    tokens, the saliency of images. What is computed of it is a plain tensor; reentrant checkpointing detaches it before."""
+    """An input that gradient checkpointing may pass a second time, and what is `known` of it: the `Batch` of tokens, the
+    saliency of images. What is computed of it is a plain tensor; reentrant checkpointing detaches it before."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     known: Any
@@ -52,7 +54,7 @@ class Tokens(torch.Tensor):
 
 
 def remember(tensor: Any, known: Any) -> None:
-    """Make a tensor `Tokens`, in place, where the backward pass may compute again what it is given to."""
+    """Make a tensor `Tokens`, in place, where gradient checkpointing may pass it a second time."""
     needs_backward = torch.is_grad_enabled() or tensor.requires_grad
     is_eager = type(tensor) in (torch.Tensor, Tokens) and not torch.compiler.is_compiling()
     if is_eager and needs_backward:
@@ -126,7 +128,7 @@ class Slimming(nn.Module):
         super().__init__()
         self.blocks, self.keep, self.merge, self.shared = tuple(blocks), keep, merge, shared
         self.scores: Any = nn.ModuleList(scores)  # which does not know the type of its modules
-        self.towers, self.operations = tuple(towers), operations
+        self.towers, self.operations = towers, operations
         self.images: list[tuple[str, torch.Tensor]] | None = None  # None: no forward is under way
         self.begin()
 
@@ -137,8 +139,7 @@ class Slimming(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no forward under way.
-        nothing: dict[str, Any] = {"images": None, "losses": [], "batches": defaultdict(list)}
-        return self.__dict__ | nothing
+        return self.__dict__ | {"images": None, "losses": [], "batches": defaultdict(list)}
 
     def _replicate_for_data_parallel(self) -> Any:
         raise UserError(
@@ -186,6 +187,10 @@ class Slimming(nn.Module):
         self.begin()
         self.images = find_images((args, kwargs))
         try:
+            if len(self.images) > 1 and not torch.compiler.is_compiling():
+                # The caller's own tensors do not become Tokens.
+                alias = lambda each: each.view_as(each) if each.ndim == 4 else each  # noqa: E731
+                args, kwargs = tree_map_only(torch.Tensor, alias, (args, kwargs))
             output = dense(*args, **kwargs)
             for number, batches in self.batches.items():
                 blocks = {batch.block for batch in batches}
@@ -193,10 +198,10 @@ class Slimming(nn.Module):
                 if blocks == {0} or blocks - {0, len(self.towers[number].blocks)}:
                     raise RuntimeError("its patches do not come to all blocks")
             return output
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or not self.batches:
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            if not self.batches or not search("[Ss]hape|[Ss]ize|all blocks", reason):
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"{type(model).__name__} does not run where patches are left out ({reason}): what needs the whole grid, such "
                 "as heads of dense prediction or attention in windows, or skips blocks (layerdrop), cannot be slimmed. If the "
@@ -234,7 +239,8 @@ class Slimming(nn.Module):
             return score(images)
         total = score(torch.cat(voters)).unflatten(0, (len(voters), -1)).sum(dim=0)
         total = total.repeat(batch // count, 1)
-        remember(images, total)
+        if all(images is not image for _, image in alike):  # in a container that is not known
+            remember(images, total)
         return total
 
     def run_block(
@@ -247,7 +253,7 @@ class Slimming(nn.Module):
         batch = self.find_batch(number, index, module, tokens)
         stage = sum(before < index for before in self.blocks)
         state, shape = batch.states[stage], tuple(getattr(tokens, "shape", ()))
-        outputs: list[Any] = []
+        outputs: list[Any] = []  # of the block: tokens, or a tuple that begins with them
         length = shape[0 if tower.tokens_first else 1] if len(shape) == 3 else 0
         prefix = int(length) - state.count - state.extra
         if prefix < 0 or (tower.prefix is not None and prefix != tower.prefix):
@@ -262,16 +268,15 @@ class Slimming(nn.Module):
             return tower.swap(outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1])
 
         block, values = Block(module, forward, arguments), tower.swap(tokens)
-        if index in self.blocks:
-            after = batch.states[stage + 1 :]
-            if after:  # the block is computed again, and keeps what it kept
-                state = replace(state, choice=after[0].positions)
-            values, state, _, loss = self(stage, values, state, block)
-            if not after:
-                batch.states.append(state)
-                self.losses += [] if loss is None else [loss]
-        else:
+        if index not in self.blocks:
             values = block.run(values, state)
+        elif stage + 1 == len(batch.states):  # first run
+            values, state, _, loss = self(stage, values, state, block)
+            batch.states.append(state)
+            self.losses += [] if loss is None else [loss]
+        else:  # run again: keep the patches of the first run
+            state = replace(state, choice=batch.states[stage + 1].positions)
+            values, state, *_ = self(stage, values, state, block)
         if index + 1 == len(tower.blocks) and state.extra:
             # Not a view, which would keep the whole output.
             values = values[:, : -state.extra].contiguous()
@@ -284,7 +289,7 @@ class Slimming(nn.Module):
         if isinstance(tokens, Tokens):
             batch = tokens.known
             if self.images is None and any(other.block != index + 1 for other in batches):
-                batches.clear()  # another function that is computed again has gone through these
+                batches.clear()  # of another checkpointed function, which has run again
             if batch not in batches:
                 batches.append(batch)
         else:

@@ -27,4 +27,4 @@ def make_score(
             f"a subclass of vit_slim.Score in a module on PYTHONPATH{nearest_name(name, SCORES)}."
         )
     settings = {"keep": tuple(cfg.MODEL.SLIM_KEEP), "loss_weight": cfg.MODEL.SLIM_LOSS_WEIGHT}
-    return kind(width, grid, modalities=modalities, **settings)
+    return kind(width, grid, names=modalities, **settings)

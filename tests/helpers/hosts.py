@@ -36,7 +36,6 @@ from demo_sdtps.evaluation.protocol import extract_patterns
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.errors import UserError
-from vit_slim.api import find_slimming
 
 sys.dont_write_bytecode = True  # checkouts stay as they are
 PERSONS, BATCH = 171, 4  # RGBNT201
@@ -321,7 +320,7 @@ def with_slimming(run):
     dense = features(run, run.model)
     figures = {"keep_all": difference(features(run, model), dense)}
     patch(run, demo_sdtps.unslim(model), **SLIMMED)
-    figures["patches"] = list(find_slimming(model).counts(128))
+    figures["patches"] = list(model.slimming.counts(128))
     figures["slimmed"] = difference(features(run, model), dense)
     before = copy.deepcopy(model.state_dict())
     figures["training"] = step(run, model)

@@ -97,7 +97,7 @@ def test_settings_reach_the_scores_by_their_names():
     cfg = tiny_cfg(
         "MODEL.SLIM_LOSS_WEIGHT", "3.0", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]"
     )
-    settings = {"keep": (0.4,), "loss_weight": 3.0, "modalities": ("RGB",)}
+    settings = {"keep": (0.4,), "loss_weight": 3.0, "names": ("RGB",)}
     score = make_score(f"{__name__}:Noted", cfg, 24, (4, 2), ("RGB",))
     assert score.settings == settings
     assert make_score("self_supervised", cfg, 24, (4, 2)).loss_weight == 3.0

@@ -106,7 +106,8 @@ def test_a_model_that_is_slimmed():
         ({"blocks": (3,), "keep": (0.5,)}, "blocks is [3]"),
         ({"blocks": (), "keep": ()}, "blocks is ()"),
         ({"blocks": [1.5], "keep": (0.5,)}, "blocks is [1.5]"),
-        *(({"keep": keep}, f"keep {keep!r}") for keep in ((0.5, 0.0), [math.nan] * 2)),
+        ({"blocks": 0, "keep": None}, "blocks is 0"),
+        *(({"keep": keep}, f"keep {keep!r}") for keep in (0.5, (0.5, 0.0), [math.nan] * 2)),
         ({"keep": None, "operations": 1.5}, "operations 1.5"),
         ({"operations": 0.5}, "operations 0.5"),
         ({"score": []}, "score []"),
@@ -196,11 +197,6 @@ def test_what_the_first_forward_shows(build, word, side, settings):
             model.train()(torch.randn(2, 3, *side))
         assert word in str(error.value) and "\n" not in str(error.value)
     demo_sdtps.unslim(model).train()(torch.randn(2, 3, *side))
-
-
-def test_patch_dropout_does_nothing_in_evaluation():
-    model = demo_sdtps.slim(timm_model("test_vit", patch_drop_rate=0.25).eval(), (1,), (0.5,))
-    assert model(torch.randn(2, 3, 64, 32)).shape == (2, 5)
 
 
 def test_a_tower_is_found_wherever_it_is():
