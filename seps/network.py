@@ -304,10 +304,10 @@ SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)
 
 
 def create_seps_model(*arguments: Any, **by_name: Any) -> CrossSparseAggrNet:
-    """`CrossSparseAggrNet` with the arguments of the published code, in its order: embed_size, num_patches, sparse_ratio,
-    aggr_ratio, use_paper_version, use_gumbel_softmax, gumbel_tau."""
-    gumbel = zip(("use_gumbel_softmax", "gumbel_tau"), arguments[5:], strict=False)
-    return CrossSparseAggrNet(*arguments[:5], **dict(gumbel), **by_name)
+    """`CrossSparseAggrNet` with the arguments of the published code, by name or in its order."""
+    order = "embed_size num_patches sparse_ratio aggr_ratio use_paper_version use_gumbel_softmax gumbel_tau"
+    names = order.split()[: len(arguments)]
+    return CrossSparseAggrNet(**dict(zip(names, arguments, strict=True)), **by_name)
 
 
 class ContrastiveLoss(nn.Module):
