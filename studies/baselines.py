@@ -1,220 +1,215 @@
-"""Rivals of token pruning as scores with a way of their own through a block, such as MODEL.SLIM_SCORE studies.baselines:EViT.
+"""Rivals of token pruning as they were published, in a block of timm's VisionTransformer: MODEL.SLIM_SCORE
+studies.baselines:ToMe or studies.baselines:EViT.
 
-Each drops and merges as its paper says, between two blocks in place of inside one; a second loss in training is left out. None
-of them knows of other modalities, so that every modality keeps its own patches, as with MODEL.SLIM_SHARED False.
+Both act between the attention and the MLP of the blocks of MODEL.SLIM_BLOCKS (0 is the first block), and read the queries and
+keys that the attention computes anyway. They are written from their papers and from the behaviour of the published code. Left
+out is EViT's schedule of training, which lowers the keep ratio from 1 over the first epochs. Neither method knows of other
+modalities, so that every modality keeps its own patches, as with MODEL.SLIM_SHARED False.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from math import ceil
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models.vision_transformer import Block as TimmBlock
 
-from demo_sdtps.modeling.sdtps import select
 from demo_sdtps.runtime.errors import UserError
-from studies.attention import (
-    CLASS_TOKEN,
-    attention_weights,
-    check_attention,
-    keys,
-)
-from vit_slim.stage import Block, Grid, Score, State, Step, keep_tokens
+from vit_slim.stage import Block, Grid, Score, State, Step
 
 
 @dataclass(frozen=True)
-class SizedState(State):
-    """The state of tokens of which each stands for a number of patches, its weight in attention."""
+class MergedState(State):
+    """The state of tokens some of which stand for several patches."""
 
-    sizes: torch.Tensor | None = None  # (B, P + n + E)
+    sizes: torch.Tensor | None = (
+        None  # patches that each token stands for (B, P + n + E); None: one
+    )
+    # (B, E) int64: a position on the grid for each extra token, which later blocks keep or drop like a patch
+    extra_positions: torch.Tensor | None = None
 
     def arguments(self, values: torch.Tensor, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """Proportional attention (ToMe): a key that stands for s patches weighs s times as much."""
-        assert self.sizes is not None
-        mask = self.sizes.log().to(values.dtype)[:, None, None, :]
-        return super().arguments(values, whole) | {"attn_mask": mask}
+        """With proportional attention (ToMe, section 3): a key that stands for s patches weighs s times as much."""
+        arguments = super().arguments(values, whole)
+        if self.sizes is not None:
+            arguments["attn_mask"] = log_sizes(self.sizes, values.dtype)
+        return arguments
+
+
+def log_sizes(sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Sizes (B, L) → what proportional attention adds to the logits, (B, 1, 1, L)."""
+    return sizes.log().to(dtype)[:, None, None, :]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Tokens of images of any modality before a stage: B images, n patches, of which `keep` are left."""
+class Attended:
+    """Tokens between the attention and the MLP of a block."""
 
-    values: torch.Tensor  # (B, L, C)
-    state: State
-    keep: int
-    block: Any  # the next one, of timm's VisionTransformer or Eva
-    rope: torch.Tensor | None  # its rotary embedding
-
-    @property
-    def places(self) -> slice:
-        """Of the patches among the tokens."""
-        end = int(self.values.shape[1]) - self.state.extra
-        return slice(end - self.state.count, end)
-
-    @property
-    def patches(self) -> torch.Tensor:
-        """(B, n, C)"""
-        return self.values[:, self.places]
-
-    @property
-    def sizes(self) -> torch.Tensor:
-        """(B, n): the number of patches that each stands for."""
-        sizes = getattr(self.state, "sizes", None)
-        return (
-            torch.ones_like(self.patches[..., 0]).float()
-            if sizes is None
-            else sizes[:, self.places]
-        )
-
-    def attention(self) -> torch.Tensor:
-        """Attention of the next block's class token to each patch, mean over the heads (B, n) float32, without gradient."""
-        check_attention(
-            self.block, "MODEL.SLIM_SCORE is a baseline", "choose another score or backbone"
-        )
-        sizes = getattr(self.state, "sizes", None)
-        bias = None if sizes is None else sizes.log()[:, None, None, :]
-        weights = attention_weights(self.block, self.values, CLASS_TOKEN, self.rope, bias)
-        return weights.mean(dim=2)[..., self.places].mean(dim=1)
-
-    def keys(self) -> torch.Tensor:
-        """Keys of the next block, mean over its heads (B, n, D)."""
-        return keys(self.block, self.values).mean(dim=1)[:, self.places]
+    values: torch.Tensor  # (B, P + n + E, C)
+    query: torch.Tensor  # (B, heads, P + n + E, D)
+    key: torch.Tensor  # as query
+    mask: torch.Tensor | None  # added to the logits
 
 
-class Baseline(Score):
-    """A method that acts by what the next block computes: `Score.run` with the block. A subclass says which patches are kept,
-    and what becomes of the others."""
+def attend(block: Any, values: torch.Tensor, sizes: torch.Tensor | None) -> Attended:
+    """The first half of a block of timm on its input (B, L, C), whose tokens stand for `sizes` (B, L) patches."""
+    attention, mask = block.attn, None
+    heads = attention.qkv(block.norm1(values)).unflatten(-1, (3, attention.num_heads, -1))
+    query, key, value = heads.permute(2, 0, 3, 1, 4)
+    query, key = attention.q_norm(query), attention.k_norm(key)
+    if sizes is not None:
+        mask = log_sizes(sizes, query.dtype)
+    if attention.fused_attn:
+        dropout = attention.attn_drop.p if attention.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    else:
+        logits = attention.scale * query @ key.transpose(2, 3)
+        weights = (logits if mask is None else logits + mask).softmax(dim=-1)
+        mixed = attention.attn_drop(weights) @ value
+    mixed = attention.norm(mixed.transpose(1, 2).flatten(2))
+    output = attention.proj_drop(attention.proj(mixed))
+    return Attended(values + block.drop_path1(block.ls1(output)), query, key, mask)
+
+
+class Rival(Score):
+    """A method between attention and MLP: a subclass says by `reduce` which tokens come to the MLP."""
 
     def run(self, block: Block, values: torch.Tensor, state: State, keep: int, merge: bool) -> Step:
-        rope = state.arguments(values, block.arguments).get("rope")
-        rows = Rows(values, state, keep, block.module, rope)
-        score = self.rank(rows)
-        if keep < state.count:
-            kept, decision = select(score, keep)
-            values, state = keep_tokens(values, state, kept.sort(dim=1).values)
-            if merge:
-                values, state = self.merge_dropped(rows, values, state, score, decision)
-        return Step(block.run(values, state), state, score, None)
+        module: Any = block.module
+        if not (isinstance(module, TimmBlock) and isinstance(module.attn, Attention)):
+            raise UserError(
+                f"MODEL.SLIM_SCORE is {type(self).__name__}, which acts inside the blocks of timm's VisionTransformer, but the "
+                f"backbone has {type(module).__name__}; choose another score or backbone."
+            )
+        attended = attend(module, values, getattr(state, "sizes", None))
+        values, state, score = self.reduce(attended, state, keep)
+        values = values + module.drop_path2(module.ls2(module.mlp(module.norm2(values))))
+        return Step(values, state, score, None)
 
-    def rank(self, rows: Rows) -> torch.Tensor:
-        """(B, n), the best highest."""
-        raise NotImplementedError
-
-    def merge_dropped(
-        self,
-        rows: Rows,
-        values: torch.Tensor,
-        state: State,
-        score: torch.Tensor,
-        decision: torch.Tensor,
-    ) -> tuple[torch.Tensor, State]:
-        """The kept tokens `values` (B, L', C) with what becomes of the dropped patches of `rows`; `score` and `decision`
-        (B, n), 1 for a kept patch and 0 for another."""
+    def reduce(
+        self, attended: Attended, state: State, keep: int
+    ) -> tuple[torch.Tensor, State, torch.Tensor]:
+        """The tokens that remain (B, L', C), their state, and a score of the patches (B, n)."""
         raise NotImplementedError
 
 
-def with_sizes(
-    values: torch.Tensor, state: State, patches: torch.Tensor, sizes: torch.Tensor
-) -> tuple[torch.Tensor, State]:
-    """Tokens (B, L, C), whose last are the patches, with others (B, n, C) in their place, and their sizes (B, n)."""
-    values = torch.cat([values[:, : -patches.shape[1]], patches.to(values.dtype)], dim=1)
-    sizes = F.pad(sizes, (values.shape[1] - sizes.shape[1], 0), value=1.0)
-    known = {field.name: getattr(state, field.name) for field in fields(State)}
-    return values, SizedState(**known, sizes=sizes)
+class ToMe(Rival):
+    """Token merging (Bolya et al., ICLR 2023): of all tokens from the class token on, every second one is in a set A, the
+    others in B. Those of A whose keys, mean over the heads, are most alike to a key of B become part of that token, by means
+    weighted with the number of patches that each stands for. Prefix and extra tokens are neither merged nor merged into. The
+    remaining tokens of A come before those of B.
 
-
-def ranks(score: torch.Tensor) -> torch.Tensor:
-    """score (B, N) → (B, N) int64: 0 for the highest; of equal ones the first is the higher."""
-    return score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-
-
-class EViT(Baseline):
-    """Attention of the class token, mean over the heads (Liang et al., ICLR 2022); the sum of the dropped patches, weighted by
-    it, is an extra token, which no later stage drops; the weights carry no gradient."""
-
-    def rank(self, rows: Rows) -> torch.Tensor:
-        return rows.attention()
-
-    def merge_dropped(
-        self,
-        rows: Rows,
-        values: torch.Tensor,
-        state: State,
-        score: torch.Tensor,
-        decision: torch.Tensor,
-    ) -> tuple[torch.Tensor, State]:
-        with torch.autocast(score.device.type, enabled=False):
-            weights = (score * (decision <= 0)).unsqueeze(1)
-            token = weights @ rows.patches.float()
-        values = torch.cat([values, token.to(values.dtype)], dim=1)
-        return values, replace(state, extra=state.extra + 1)
-
-
-class ToMe(Baseline):
-    """Token merging (Bolya et al., ICLR 2023): every second patch from the first on is in a set A, the others in B; those of A
-    whose keys are nearest to one of B become part of it, by means weighted with the number of patches that each stands for.
-
-    A patch of B has the score 0, one of A a lower one, the lower the nearer it is to a patch of B.
+    Of n patches ⌊n / 2⌋ can be merged at a block. A constant number r is given by `constant_shares`.
     """
 
-    def __init__(self, width: int, grid: Grid, keep: Sequence[float] = (), **settings: object):
-        super().__init__(width, grid, **settings)
-        if min(keep, default=1.0) < 0.5:
+    def reduce(
+        self, attended: Attended, state: State, keep: int
+    ) -> tuple[torch.Tensor, State, torch.Tensor]:
+        values = attended.values
+        prefix, patches, extra = state.split(values)
+        count = state.count - keep
+        start = int(prefix.shape[1])
+        in_a, in_b = slice(start % 2, None, 2), slice(1 - start % 2, None, 2)
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
+            unit = F.normalize(state.split(attended.key.float().mean(dim=1))[1], dim=-1)
+            likeness, partner = (unit[:, in_a] @ unit[:, in_b].transpose(1, 2)).max(dim=-1)
+            score = torch.zeros(patches.shape[:2], device=values.device)
+            score[:, in_a] = -likeness
+        if count > state.count // 2:
             raise UserError(
-                f"MODEL.SLIM_KEEP is {list(keep)}, but ToMe can merge at most half of the patches at a block; keep "
-                "0.5 or more, and drop more by more MODEL.SLIM_BLOCKS."
+                f"ToMe has to leave {keep} of {state.count} patches, but merges at most half of them at a block; raise "
+                "MODEL.SLIM_KEEP, or merge at more MODEL.SLIM_BLOCKS."
             )
+        if not count:
+            return values, state, score
+        order = likeness.argsort(dim=1, descending=True)
+        merged, remaining = order[:, :count], order[:, count:].sort(dim=1).values
+        sizes = getattr(state, "sizes", None)
+        if sizes is None:
+            sizes = torch.ones(values.shape[:2], device=values.device)
+        before, size, after = state.split(sizes.unsqueeze(-1))
+        goal = partner.gather(1, merged)
 
-    def rank(self, rows: Rows) -> torch.Tensor:
-        similarity, _ = nearest_in_b(rows.keys())
-        scores = torch.zeros_like(rows.patches[..., 0], dtype=torch.float32)
-        scores[:, ::2] = (ranks(similarity) - similarity.shape[1]).float()
-        return scores
+        def sums(rows: torch.Tensor) -> torch.Tensor:
+            a, b = rows[:, in_a], rows[:, in_b]
+            parts = take(a, merged)
+            b = b.scatter_add(1, goal.unsqueeze(-1).expand_as(parts), parts)
+            return torch.cat([take(a, remaining), b], dim=1)
 
-    def merge_dropped(
-        self,
-        rows: Rows,
-        values: torch.Tensor,
-        state: State,
-        score: torch.Tensor,
-        decision: torch.Tensor,
-    ) -> tuple[torch.Tensor, State]:
-        """Each dropped patch becomes part of the nearest of B; there is no extra token."""
-        goal = own_places(score)
-        goal[:, ::2] = nearest_in_b(rows.keys())[1]
-        goal = torch.where(decision > 0, own_places(score), goal)
-        return merge_into(rows, values, state, goal, decision)
-
-
-@torch.no_grad()
-def nearest_in_b(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys (B, N, D) of patches, every second one from the first on in A, the others in B → the cosine similarity of each of A
-    with the nearest of B, and the place of that one among all, (B, ⌈N / 2⌉)."""
-    with torch.autocast(keys.device.type, enabled=False):
-        unit = F.normalize(keys.float(), dim=-1)
-        similarity, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
-    return similarity, 2 * partner + 1
+        size_sums = sums(size)
+        with torch.autocast(values.device.type, enabled=False):
+            means = sums(patches.float() * size) / size_sums
+        places = state.places(values)
+        positions = torch.cat([places[:, in_a].gather(1, remaining), places[:, in_b]], dim=1)
+        all_sizes = torch.cat([before, size_sums, after], dim=1).squeeze(-1)
+        values = torch.cat([prefix, means.to(values.dtype), extra], dim=1)
+        return values, after_stage(state, positions=positions, sizes=all_sizes), score
 
 
-def own_places(rows: torch.Tensor) -> torch.Tensor:
-    """(B, n) int64: the place of each of n patches, for rows (B, n)."""
-    return torch.arange(rows.shape[1], device=rows.device).repeat(rows.shape[0], 1)
+class EViT(Rival):
+    """Attention of the class token, mean over the heads (Liang et al., ICLR 2022): of the m tokens after the class token
+    ⌈keep ratio · m⌉ with the highest remain, highest first, and the sum of the others, weighted by it, is one more token.
+
+    The extra token of an earlier block is one of the m. The keep ratio is the same at all blocks.
+    """
+
+    def __init__(self, width: int, grid: Grid, keep: Sequence[float] = (0.7,), **settings: object):
+        super().__init__(width, grid, **settings)
+        if len(set(keep)) != 1:
+            raise UserError(
+                f"MODEL.SLIM_KEEP is {list(keep)}, but EViT has one keep ratio for all blocks; give it for each."
+            )
+        self.ratio = keep[0]
+
+    def reduce(
+        self, attended: Attended, state: State, keep: int
+    ) -> tuple[torch.Tensor, State, torch.Tensor]:
+        values = attended.values
+        start = int(values.shape[1]) - state.count - state.extra
+        prefix, others, places = values[:, :start], values[:, start:], state.places(values)
+        if state.extra:
+            known = getattr(state, "extra_positions", None)
+            places = torch.cat(
+                [places, places[:, : state.extra] if known is None else known], dim=1
+            )
+        with torch.autocast(values.device.type, enabled=False):
+            query, key = attended.query[:, :, :1].float(), attended.key.float()
+            logits = (query * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
+            if attended.mask is not None:
+                logits = logits + attended.mask.float()
+            attention = logits.softmax(dim=-1)[:, :, 0, start:].mean(dim=1)
+            index = attention.topk(ceil(round(self.ratio * int(others.shape[1]), 6)), dim=1).indices
+            dropped = attention.scatter(1, index, 0.0)
+            fused = (dropped.unsqueeze(1) @ others.float()).to(values.dtype)
+        score = attention[:, : state.count].detach()
+        if int(index.shape[1]) == int(others.shape[1]):
+            return values, state, score
+        nearest = places.gather(1, dropped.argmax(dim=1, keepdim=True))
+        changes = {"positions": places.gather(1, index), "extra": 1, "extra_positions": nearest}
+        values = torch.cat([prefix, take(others, index), fused], dim=1)
+        return values, after_stage(state, **changes), score
 
 
-def merge_into(
-    rows: Rows,
-    values: torch.Tensor,
-    state: State,
-    goal: torch.Tensor,
-    decision: torch.Tensor,
-) -> tuple[torch.Tensor, State]:
-    """The kept tokens `values` with means, weighted by their sizes, of the patches of `rows` that have the same `goal` (B, n),
-    the place of a kept patch; their sizes are summed."""
-    place = ((decision > 0).cumsum(dim=1) - 1).gather(1, goal)
-    with torch.autocast(goal.device.type, enabled=False):
-        # Matrix products are deterministic on every device, which a scatter that adds is not.
-        is_part = place.unsqueeze(1) == torch.arange(rows.keep, device=place.device).unsqueeze(-1)
-        shares = is_part * rows.sizes.unsqueeze(1)
-        sizes = shares.sum(dim=-1)
-        patches = shares @ rows.patches.float() / sizes.unsqueeze(-1)
-    return with_sizes(values, state, patches, sizes)
+def take(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """rows (B, n, C), index (B, K) → (B, K, C)."""
+    return rows.gather(1, index.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))
+
+
+def after_stage(state: State, **changes: Any) -> MergedState:
+    """A state with other values of some fields."""
+    known = {field.name: getattr(state, field.name) for field in fields(state)}
+    return MergedState(**(known | {"choice": None} | changes))
+
+
+def constant_shares(patches: int, count: int, blocks: int) -> list[float]:
+    """MODEL.SLIM_KEEP for ToMe's constant schedule: at each of `blocks` blocks `count` of `patches` patches are merged, as many
+    as half of the remaining allow."""
+    shares = []
+    for _ in range(blocks):
+        left = patches - min(count, patches // 2)
+        shares.append(left / patches)
+        patches = left
+    return shares

@@ -14,7 +14,7 @@ from demo_sdtps.modeling.demo import DeMo, make_model
 from demo_sdtps.modeling.precision import evaluating, inference
 
 OPERATORS = {
-    1: "abs add amin clamp_min cos cumsum diff div gelu linalg_vector_norm log mean mul neg pow rsub sigmoid sin "
+    1: "abs add amin clamp_min cos cumsum diff div gelu linalg_vector_norm log mean mul neg pow rsub scatter_add sigmoid sin "
     "softmax sub sum",
     3: "silu",  # stands for quick GELU
     0: "__or__ all aminmax any argsort avg_pool2d expand_as index_copy index_select kthvalue le lt ne ones_like pad rand "

@@ -7,7 +7,7 @@ from numeric import assert_close, generator, shift_seed
 
 from demo_sdtps.config import MODALITIES
 from tests.reference import patch_scores
-from tests.reference.slim_scores import otsu
+from tests.reference.patch_scores import otsu
 from vit_slim.scores import Saliency, SelfSupervised, above_otsu, saliency
 from vit_slim.stage import State
 

@@ -1,9 +1,6 @@
 """Slimming between the blocks of every kind of backbone beside a slow version: values, gradients, and what is kept."""
 
-from functools import partial
-
 import pytest
-import timm
 import torch
 from numeric import assert_close, shift_seed
 from sdtps_cases import assert_gradients_equal
@@ -25,7 +22,6 @@ from demo_sdtps.modeling import backbones as clip
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.demo import make_slimming, slim_backbone
 from demo_sdtps.modeling.precision import cast_copy
-from studies.attention import CLASS_TOKEN, attention_weights
 from tests.reference import slim as reference
 from vit_slim.stage import Score, State, run_stage
 from vit_slim.wrap import Slimming
@@ -228,54 +224,6 @@ def test_the_sum_of_scores_is_that_of_what_a_triplet_has():
     for absent, total in ((missing, [111, 101, 10, 111]), (None, [111] * 4)):
         state = State((1, 1), MODALITIES, missing=absent)
         assert state.sum_of_present(scores).flatten().tolist() == 3 * total
-
-
-def block_weights(backbone, values, state, queries=slice(None)):
-    more = backbone.block_arguments()[1]
-    rope = (state.arguments(values, more) if state else more).get("rope")
-    return attention_weights(backbone.vit.blocks[1], values, queries, rope)
-
-
-CHANGED = {
-    "q/k norm": ("test_vit", {"qk_norm": True}),
-    "post norm": (EVA02, {"use_post_norm": True}),
-}
-
-
-@pytest.mark.parametrize("name", [*BACKBONES, *CHANGED])
-def test_class_attention_is_what_the_block_computes(name, monkeypatch):
-    """Captured from timm's own attention in its plain form."""
-    known, changes = CHANGED.get(name, (name, {}))
-    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, **changes))
-    cfg, backbone, _ = build(known, "[]", "[]")
-    backbone.fused_attention = False
-    stem = backbone.stem(torch.cat(list(draw(cfg).values())), torch.zeros(6, dtype=torch.long), 1)
-    places = torch.stack([torch.randperm(backbone.num_patches)[:3].sort().values for _ in range(6)])
-    prefix = backbone.vit.num_prefix_tokens
-    few = torch.cat(
-        [
-            stem[:, :prefix],
-            torch.stack([row[prefix:][place] for row, place in zip(stem, places, strict=True)]),
-            torch.randn_like(stem[:, :2]),
-        ],
-        dim=1,
-    )
-    slimmed = State(backbone.grid_size, positions=places, extra=2)
-    for values, state in ((stem, None), (few, slimmed)):
-        attentions = []
-        weights = backbone.vit.blocks[1].attn.attn_drop
-        handle = weights.register_forward_pre_hook(
-            lambda _, inputs, attentions=attentions: attentions.append(inputs[0])
-        )
-        with backbone.ready(torch.device("cpu")):
-            backbone.run_blocks(values, state, 1, 2)
-            actual = block_weights(backbone, values, state, CLASS_TOKEN).squeeze(2)
-        handle.remove()
-        assert actual.dtype == torch.float32 and not actual.requires_grad
-        assert actual.shape == (6, backbone.vit.blocks[1].attn.num_heads, values.shape[1])
-        assert_close(actual, attentions[0][:, :, 0], *SCORE)
-        with backbone.ready(torch.device("cpu")):
-            assert_close(block_weights(backbone, values, state), attentions[0], *SCORE)
 
 
 @pytest.mark.parametrize(
