@@ -40,7 +40,8 @@ def every(*scores, quickest=QUICKEST):
 
 def slim_model(score="saliency", *opts):
     shared = ("MODEL.SLIM_SHARED", score != TOME)
-    return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *shared, *opts)
+    keep = ("MODEL.SLIM_KEEP", "[0.6,0.6]") if score == EVIT else ()  # it has one keep ratio
+    return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *shared, *keep, *opts)
 
 
 def exact(images):
