@@ -1,7 +1,6 @@
 """The pages of the root and of docs/ (links, headings and commands refer to what exists; tables are those of the data), their
 site, the notebook, and what each part imports."""
 
-import ast
 import os
 import re
 import runpy
@@ -178,25 +177,3 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert "mean of the six" in texts and "epoch 1" in texts
     assert {path.name for path in tmp_path.iterdir()} <= {"runs", "ipython"}
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"data", "run", "tokens.png"}
-
-
-# synthetic, studies and benchmarks → seps → demo_sdtps → vit_slim, and none back
-
-PARTS = ("vit_slim", "demo_sdtps", "seps", "synthetic", "benchmarks", "studies", "tools", "tests")
-"""Each may import those before it."""
-
-
-def imported(file):
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (each.name.split(".")[0] for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module.split(".")[0]
-
-
-@pytest.mark.parametrize("part", ["vit_slim", "demo_sdtps", "seps", "synthetic"])
-def test_nothing_is_imported_from_a_later_part(part):
-    later = {*PARTS[PARTS.index(part) + 1 :]}
-    files = [*(ROOT / part).rglob("*.py")]
-    wrong = {file.relative_to(ROOT).as_posix(): later & {*imported(file)} for file in files}
-    assert files and not [name for name, parts in wrong.items() if parts]
