@@ -8,6 +8,8 @@ features of two images of a batch of queries; near 1 the backbone has collapsed:
 the splits validation, query and gallery, are split ten times at random: as many as validation has are calibrated on, the others
 measured, at a false acceptance of 1 %. Return pattern 3, mean over the splits. "Another camera": that of one side of the
 measured pairs is in no pair of the fit.
+
+`identities`: of each identity of the queries, the mean of their average precision, and their number. TEST.RETURN_PATTERN.
 """
 
 from collections import defaultdict
@@ -25,7 +27,14 @@ from demo_sdtps.commands import cli, flags
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import batches, test_loader
-from demo_sdtps.evaluation.protocol import load_model_and_data
+from demo_sdtps.evaluation.metrics import score_queries
+from demo_sdtps.evaluation.protocol import (
+    extract_cases,
+    load_model_and_data,
+    make_test_data,
+    ranked_distances,
+)
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.precision import evaluating
 from demo_sdtps.retrieval.calibration import (
     Labelled,
@@ -124,9 +133,24 @@ def calibration(cfg: CfgNode) -> dict[str, dict[str, float]]:
     return content
 
 
+def identities(cfg: CfgNode) -> dict[str, tuple[float, int]]:
+    model, splits = load_model_and_data(cfg)
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    case = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
+    features = extract_cases(cfg, model, data, case)[cfg.TEST.MISS][cfg.TEST.RETURN_PATTERN]
+    distances = ranked_distances(cfg, features.to(next(model.parameters()).device), data)
+    precision = score_queries(distances, *data.labels).average_precision
+    values = defaultdict(list)
+    for identity, value in zip(data.labels[0].identity, precision, strict=True):
+        if not np.isnan(value):
+            values[str(identity)].append(float(value))
+    return {identity: (mean(each), len(each)) for identity, each in values.items()}
+
+
 MEASURES: dict[str, Callable[[CfgNode], dict[str, Any]]] = {
     "similarity": similarity,
     "calibration": calibration,
+    "identities": identities,
 }
 
 

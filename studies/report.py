@@ -17,6 +17,7 @@ from demo_sdtps.runtime.files import read_json
 
 INCOMPLETE = [case for case, missing in CASES.items() if missing]
 FINALISTS = 3
+BOOTSTRAP = 10_000  # draws of identities
 TIMES = ("inference", "training step")  # of `benchmarks.timing.time_variants`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
@@ -156,13 +157,32 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
     return mean, mean - reach, mean + reach
 
 
-def difference_text(values: BySeed, baseline: BySeed) -> str:
-    """The mean difference of paired values and its interval, bold where that excludes 0."""
-    if not (difference := paired_difference(values, baseline)):
+def difference_text(difference: tuple[float, float, float] | None) -> str:
+    """A mean difference and its interval, bold where that excludes 0."""
+    if not difference:
         return ""
     mean, low, high = difference
     emphasis = "**" if low > 0 or high < 0 else ""
     return f"{emphasis}{mean:+.1f}{emphasis} [{low:+.1f}, {high:+.1f}]"
+
+
+def identity_difference(row: Row, baseline: Row) -> tuple[float, float, float] | None:
+    """The mean difference in percent of the average precision of the queries of both rows' runs, and its 95 % interval by a
+    bootstrap over their identities; None where none was measured."""
+    sums: dict[str, np.ndarray] = {}
+    for seed, run in row["runs"].items():
+        before = baseline["runs"].get(seed, {}).get("identities", {})
+        for identity, (precision, count) in run.get("identities", {}).items() if before else ():
+            gain = (precision - before[identity][0]) * count
+            sums[identity] = sums.get(identity, 0) + np.array([gain, count])
+    if not sums:
+        return None
+    gains = np.stack([*sums.values()])
+    draws = np.random.default_rng(0).integers(len(gains), size=(BOOTSTRAP, len(gains)))
+    totals = gains[draws].sum(axis=1)
+    ratios = 100 * totals[:, 0] / totals[:, 1]
+    mean = 100 * gains[:, 0].sum() / gains[:, 1].sum()
+    return float(mean), *map(float, np.quantile(ratios, (0.025, 0.975)))
 
 
 def seed_count(result: Result) -> str:
@@ -224,21 +244,30 @@ def variants_table(result: Result) -> Table:
     if len(set(counts)) > 1:
         columns["seeds"] = counts
 
-    def add(name: str, values: list[BySeed], is_compared: bool = False) -> None:
+    def compare(entries: Sequence[Any], difference: Callable[[Any, Any], Any]) -> list[Any]:
+        """The differences of the rows but the first to what they are compared with, None where that is not there."""
+        by_name = dict(zip(names, entries, strict=True))
+        pairs = zip(entries[1:], compared[1:], strict=True)
+        return [
+            difference(one, by_name[other]) if other in by_name else None for one, other in pairs
+        ]
+
+    def add(name: str, values: list[BySeed], differences: Sequence[Any] = ()) -> None:
         if any(values):
             columns[name] = [spread(by_seed.values()) for by_seed in values]
-        by_name = dict(zip(names, values, strict=True))
-        pairs = zip(values[1:], compared[1:], strict=True)
-        differences = [difference_text(by_seed, by_name.get(other, {})) for by_seed, other in pairs]
-        if is_compared and any(differences):
-            columns[f"Δ {name}"] = ["", *differences]
+        if any(differences):
+            columns[f"Δ {name}"] = ["", *map(difference_text, differences)]
 
+    by_identity = compare(rows, identity_difference)
     for pattern in result["patterns"]:
         values = [final_metric(row, pattern) for row in rows]
-        add(f"mAP, {PATTERN_NAMES[pattern]}", values, is_compared=pattern == last)
+        by_seed = compare(values, paired_difference)
+        differences = by_identity if any(by_identity) else by_seed
+        add(f"mAP, {PATTERN_NAMES[pattern]}", values, differences if pattern == last else ())
     columns["lowest"] = [f"{min(maps.values()):.1f}" if maps else "–" for maps in values]
     add("Rank-1", [final_metric(row, last, "Rank-1") for row in rows])
-    add("mAP, modalities missing", [missing_maps(row, last) for row in rows], is_compared=True)
+    values = [missing_maps(row, last) for row in rows]
+    add("mAP, modalities missing", values, compare(values, paired_difference))
     keys = dict.fromkeys(key for row in rows for run in row["runs"].values() for key in run)
     for is_common, name in ((True, "a common modality"), (False, "none in common")):
         for key in filter(lambda key: key.startswith(CROSS_MODAL), keys):

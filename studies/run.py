@@ -23,6 +23,9 @@ Optional keys of a study:
     cross_modal: True             evaluate any set of modalities against any, by each distance
     similarity: True              measure how alike the outputs are (studies/measure.py)
     calibration: True             measure how well calibrations hold (studies/measure.py)
+    identities: True              measure the average precision by identity, for intervals by a bootstrap over identities
+    roots: [DIR0, DIR1]           folds of the data: the run of a seed s has DATASETS.ROOT_DIR the (s modulo their number)-th
+    validation: True              the metrics are those of the identities that DATASETS.VALIDATION leaves out, for choices
     times: True                   time the variants in turns
 
 and of a variant:
@@ -61,8 +64,12 @@ from demo_sdtps.runtime.files import check_output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = "SOLVER.BASE_LR"
-MEASUREMENTS = ("missing", "cross_modal", "curve", "similarity", "calibration")
-"""What is measured of every run beside its last epoch."""
+ROOTS = "DATASETS.ROOT_DIR"
+MEASUREMENTS = (
+    *("missing", "cross_modal", "curve", "similarity", "calibration", "identities"),
+    "validation",
+)
+"""What is measured of every run beside, or in place of, its last epoch on the test data."""
 DEFAULTS: dict[str, Any] = {
     "title": "",
     "config": "",
@@ -71,6 +78,7 @@ DEFAULTS: dict[str, Any] = {
     "return_patterns": list(RETURN_PATTERNS),
     **dict.fromkeys((*MEASUREMENTS, "times", "tuned"), False),
     "grid": [],
+    "roots": [],
     "variants": {},
 }
 SOURCES = {"start": "TEST.WEIGHT", "teacher": "MODEL.TEACHER"}
@@ -135,12 +143,17 @@ class Variant:
     configuration: str
     rate: float | None  # learning rate, where the study chooses it or takes a chosen one
     family: str  # in a study that chooses rates: what is tuned, of which this is one rate
+    roots: tuple[str, ...] = ()  # folds of the data
     # by key of the configuration, the variant from whose run of the same seed this one's starts, or learns
     sources: Mapping[str, "Variant"] = field(default_factory=dict)
     against: str = ""  # the variant that it is compared with; '': the first
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed_{seed}"
+
+    def fold(self, seed: int) -> list[str]:
+        """The arguments of the data of a run, where they depend on its seed."""
+        return [ROOTS, self.roots[seed % len(self.roots)]] if self.roots else []
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -191,6 +204,7 @@ def make_variants(
     def make(name: str, settings: Mapping[str, Any], rate: float | None) -> Variant:
         config = settings["config"] or study["config"]
         values = study["set"] | settings["set"] | ({} if rate is None else {RATE: rate})
+        values |= dict.fromkeys([ROOTS] if study["roots"] else [], (study["roots"] or [""])[0])
         pairs, evaluation = [*_words(values), *opts], _words(settings["evaluate"])
         sources = {
             key: plain[_known(name, settings[role], plain)]
@@ -200,6 +214,7 @@ def make_variants(
         # what does not differ between the runs of a variant
         training = with_values(load_cfg(config, pairs), {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
         training += "".join(f"{key} {one.configuration}" for key, one in sources.items())
+        training += "".join(study["roots"])
         measured = [key for key in MEASUREMENTS if study[key]]
         is_grid = bool(study["grid"])
         return Variant(
@@ -213,6 +228,7 @@ def make_variants(
             configuration=_hash(f"{training}{measured}{' '.join(evaluation)}"),
             rate=rate,
             family=name if is_grid else "",
+            roots=tuple(study["roots"]),
             sources=sources,
             against=settings["against"] and _known(name, settings["against"], study["variants"]),
         )

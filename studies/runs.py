@@ -18,6 +18,7 @@ from demo_sdtps import __version__
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.tables import evaluated_records, read_records, read_run
 from demo_sdtps.modeling.demo import make_model
@@ -180,7 +181,8 @@ def run_steps(
 def steps(variant: Variant, seed: int, study: Study) -> list[tuple[list[str], Path]]:
     """The commands of a run, training first, as the words after python -m, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
-    arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
+    arguments = [*variant.arguments, *variant.fold(seed)]
+    arguments += ["SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
     for key, source in variant.sources.items():
         arguments += [key, str(source.run_folder(seed) / LAST)]
     commands = [(["demo_sdtps.commands", "train", "--overwrite", *arguments], folder / RECORD)]
@@ -199,6 +201,9 @@ def steps(variant: Variant, seed: int, study: Study) -> list[tuple[list[str], Pa
     for name in ("similarity", "calibration"):
         if study[name]:
             measure(name, ("studies.measure", "--what", name))
+    if study["identities"]:
+        words = ("studies.measure", "--what", "identities")
+        measure(f"identities_{variant.configuration}", words, *variant.evaluation)
     for how in CROSS_MODAL_DISTANCES if study["cross_modal"] else ():
         options = ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how)
         measure(f"cross_modal_{how}", test, *options)
@@ -219,7 +224,7 @@ def gather(variant: Variant, seed: int, reason: str, study: Study) -> dict[str, 
     if reason:
         return run | {"failed": reason}
     records = evaluated_records(read_records(folder))
-    run["patterns"] = records[-1]["patterns"]
+    run["patterns"] = records[-1][VALIDATION if study["validation"] else "patterns"]
     if study["curve"]:
         last = str(study["return_patterns"][-1])
         run["curve"] = {one["epoch"]: one["patterns"][last]["mAP"] for one in records}
@@ -236,4 +241,5 @@ def measurement(name: str, content: Any) -> dict[str, Any]:
     if name == "missing":
         cases = content["cases"].items()
         return {name: {case: {p: one["mAP"] for p, one in maps.items()} for case, maps in cases}}
+    name = name.partition("_")[0] if name.startswith("identities") else name
     return {name: content["cross_modal"]["mAP"] if "cross_modal" in content else content}

@@ -25,6 +25,7 @@ from studies.report import (
     final_metric,
     interval,
     np,
+    paired_difference,
     seed_count,
     spread,
     study_markdown,
@@ -259,10 +260,10 @@ def summary() -> str:
         first = result["variants"][0]
         row = next(one for one in result["variants"] if one["name"] == variant)
         values = final_metric(row, 3)
-        difference = difference_text(values, final_metric(first, 3)) if row != first else ""
+        gain = paired_difference(values, final_metric(first, 3)) if row != first else None
         on_gpu = span([each["ratio"] for each in gpu]) if ON_GPU[1] in row["command"] else "–"
         speeds = ("1×", "1×") if row == first else (span(cpu_speeds(row, result)), on_gpu)
-        accuracy = spread(values.values()), difference
+        accuracy = spread(values.values()), difference_text(gain)
         rows.append([called, f"{row['gmacs'] / first['gmacs']:.0%}", *accuracy, *speeds])
     headers = ("model", "operations", "mAP", "Δ", "speed on a CPU", "on a GPU")
     return markdown_table(headers, rows)

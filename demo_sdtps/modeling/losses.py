@@ -42,6 +42,18 @@ def distill_loss(
     return temperature**2 * divergences.mean()
 
 
+def feature_distill_loss(features: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """Follow a trained model's features: mean 1 - cosine to the teacher's, plus the mean distance of all cosines in the batch.
+
+    `features` and `teacher` (B, D) are of the same images; → a scalar, computed in float32, with gradients to `features` alone
+    (docs/method.md).
+    """
+    unit = F.normalize(features.float(), dim=1)
+    target = F.normalize(teacher.detach().float(), dim=1)
+    relations = (unit @ unit.T - target @ target.T).abs().mean()
+    return 1 - (unit * target).sum(dim=1).mean() + relations
+
+
 def euclidean_distance(features: torch.Tensor) -> torch.Tensor:
     """All pairs of features (B, D) → (B, B); squares are clamped at 1e-12 so that the root has a derivative."""
     square = features.square().sum(dim=1)
@@ -101,15 +113,22 @@ class TrainingOutput(NamedTuple):
     auxiliary: torch.Tensor | None  # (1,); None where no score has a loss
 
 
+class Target(NamedTuple):
+    """A teacher's logits (B, K) and features (B, D) of a head."""
+
+    logits: torch.Tensor
+    features: torch.Tensor
+
+
 class HeadOutput(NamedTuple):
     """Input of a loss: a head's logits (B, K) and features (B, D), labels (B,), and the head's center loss and its teacher's
-    logits (B, K), if there are any."""
+    output, if there are any."""
 
     logits: torch.Tensor
     features: torch.Tensor
     labels: torch.Tensor
     center_loss: nn.Module | None
-    teacher: torch.Tensor | None
+    teacher: Target | None
 
 
 def _identity(cfg: CfgNode, head: HeadOutput) -> torch.Tensor:
@@ -135,8 +154,15 @@ def _center(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
 def _distill(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
     if head.teacher is None:
         return None
-    loss = distill_loss(head.logits, head.teacher, cfg.SOLVER.DISTILL_TEMPERATURE)
+    loss = distill_loss(head.logits, head.teacher.logits, cfg.SOLVER.DISTILL_TEMPERATURE)
     return cfg.SOLVER.DISTILL_WEIGHT * loss
+
+
+def _distill_features(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
+    if head.teacher is None or head.teacher.features.shape != head.features.shape:
+        return None
+    loss = feature_distill_loss(head.features, head.teacher.features)
+    return cfg.SOLVER.DISTILL_FEATURES * loss
 
 
 LOSSES: dict[str, Callable[[CfgNode, HeadOutput], torch.Tensor | None]] = {
@@ -144,6 +170,7 @@ LOSSES: dict[str, Callable[[CfgNode, HeadOutput], torch.Tensor | None]] = {
     "triplet": _triplet,
     "center": _center,
     "distill": _distill,
+    "distill_features": _distill_features,
 }
 """Losses of a head by name, each with its weight in the configuration; None where the configuration has it off."""
 
@@ -154,12 +181,12 @@ def total_loss(
     labels: torch.Tensor,
     head_weights: Mapping[str, float],
     center_losses: Iterable[nn.Module] = (),
-    teacher: Mapping[str, torch.Tensor] = {},
+    teacher: Mapping[str, Target] = {},
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss to minimise, and its parts without gradient, which sum to it: "<loss>/<head>" and "auxiliary" → scalar.
 
     labels (B,); head_weights: weights of the heads' losses by the heads' names; center_losses: one per head, or none; teacher:
-    its logits (B, K) by the heads' names.
+    its output by the heads' names.
     """
     terms = {}
     total = torch.zeros((), device=labels.device)

@@ -34,7 +34,7 @@ from demo_sdtps.modeling.checkpoints.loading import (
 )
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.demo import DeMo, make_model, missing_modalities
-from demo_sdtps.modeling.losses import TrainingOutput, make_center_losses, total_loss
+from demo_sdtps.modeling.losses import Target, TrainingOutput, make_center_losses, total_loss
 from demo_sdtps.modeling.precision import check_finite, compile_model
 from demo_sdtps.runtime.device import set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
@@ -133,11 +133,14 @@ class Teacher:
     note: str = ""  # for the log
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Logits (B, K) by head of a batch, and of the other processes' batches after each other."""
+    def __call__(self, batch: Batch) -> dict[str, Target]:
+        """What it makes of a batch by head, and of the other processes' batches after each other."""
         encoded = self.model.forward_features(batch.images, batch.cameras)
-        features = self.model.forward_head(encoded)
-        return {name: all_gather(self.model.heads[name](features[name])) for name in self.heads}
+        features, model = self.model.forward_head(encoded), self.model
+        targets = {
+            name: Target(model.heads[name](features[name]), features[name]) for name in self.heads
+        }
+        return tree_map_only(torch.Tensor, all_gather, targets)
 
 
 class ReIDLoss(nn.Module):
