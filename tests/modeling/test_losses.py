@@ -11,9 +11,11 @@ from tiny import tiny_cfg
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.losses import (
     CenterLoss,
+    Target,
     TrainingOutput,
     batch_hard_triplet_loss,
     distill_loss,
+    feature_distill_loss,
     identity_loss,
     make_center_losses,
     total_loss,
@@ -93,6 +95,21 @@ def test_distillation(seed, temperature):
     largest = float(torch.cat([logits, teacher]).abs().max())
     assert_close(value, expected[0], *SUMS[1:], 7, scale=temperature * largest)
     assert_close(gradient, expected[1], *SUMS[1:], 7, scale=temperature / len(logits))
+
+
+@SEEDS
+def test_distillation_of_features(seed):
+    features, *_ = draw(seed)
+    teacher = torch.randn(features.shape, generator=generator(seed + 70))
+    value, gradient = with_gradient(lambda leaf: feature_distill_loss(leaf, teacher), features)
+    expected = with_gradient(
+        lambda leaf: reference.feature_distill_loss(leaf, teacher.double()), features.double()
+    )
+    least = float(features.norm(dim=1).min())
+    assert_close(value, expected[0], *SUMS[1:], features.shape[1], scale=2)
+    assert_close(gradient, expected[1], *SUMS[1:], features.shape[1], scale=1 / least)
+    same = feature_distill_loss(features, 3 * features)
+    assert_close(same, 0.0, *SUMS[1:], features.shape[1], scale=1)
 
 
 def test_distillation_follows_the_teacher_and_does_not_change_it():
@@ -198,16 +215,29 @@ def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
 
 
 def test_heads_follow_a_teacher_by_their_names():
-    """One without a logit of the teacher has the other losses alone."""
-    weights = "SOLVER.DISTILL_WEIGHT 0.5 SOLVER.DISTILL_TEMPERATURE 3"
+    """One that the teacher lacks has the other losses alone, and one of another width follows the logits alone."""
+    weights = "SOLVER.DISTILL_WEIGHT 0.5 SOLVER.DISTILL_TEMPERATURE 3 SOLVER.DISTILL_FEATURES 2"
     cfg, (outputs, labels) = tiny_cfg(*weights.split()), draw_pairs()
-    output, teacher = make_output(outputs, PAIRS), {"sdtps": outputs[0].flip(0)}
-    total, parts = total_loss(cfg, output, labels, PAIRS, teacher=teacher)
+    output = make_output(outputs, PAIRS)
     without, other_parts = total_loss(cfg, output, labels, PAIRS)
-    assert parts.keys() - other_parts.keys() == {"distill/sdtps"}
-    expected = 0.3 * 0.5 * float(distill_loss(outputs[0], teacher["sdtps"], 3.0))
-    assert_close(parts["distill/sdtps"], expected, 2)
-    assert_close(total - without, expected, len(parts), scale=float(total))
+    target = Target(outputs[0].flip(0), outputs[1].flip(0))
+    expected = {
+        "distill/sdtps": 0.3 * 0.5 * float(distill_loss(outputs[0], target.logits, 3.0)),
+        "distill_features/sdtps": 0.3
+        * 2
+        * float(feature_distill_loss(outputs[1], target.features)),
+    }
+    for features, names in (
+        (target.features, [*expected]),
+        (target.features[:, 1:], [*expected][:1]),
+    ):
+        teacher = {"sdtps": target._replace(features=features)}
+        total, parts = total_loss(cfg, output, labels, PAIRS, teacher=teacher)
+        assert parts.keys() - other_parts.keys() == {*names}
+        for name in names:
+            assert_close(parts[name], expected[name], 2)
+        gain = sum(expected[name] for name in names)
+        assert_close(total - without, gain, len(parts), scale=float(total))
 
 
 def test_center_is_computed_in_float32_under_autocast():

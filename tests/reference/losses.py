@@ -52,5 +52,22 @@ def distill_loss(logits, teacher, temperature):
     return sum(losses) / len(losses)
 
 
+def feature_distill_loss(features, teacher):
+    """Mean over the samples of 1 - cosine to the teacher's feature, and over all pairs of the distance of both cosines."""
+    count = len(features)
+    own = sum(1 - _cosine(features[i], teacher[i]) for i in range(count)) / count
+    pairs = [(i, j) for i in range(count) for j in range(count)]
+    distances = [
+        abs(_cosine(features[i], features[j]) - _cosine(teacher[i], teacher[j])) for i, j in pairs
+    ]
+    return own + sum(distances) / len(pairs)
+
+
+def _cosine(first, second):
+    product = sum(a * b for a, b in zip(first, second, strict=True))
+    squares = [sum(value**2 for value in each) for each in (first, second)]
+    return product / (squares[0] ** 0.5 * squares[1] ** 0.5)
+
+
 def _distance(first, second):
     return torch.sqrt(torch.clamp(((first - second) ** 2).sum(), min=1e-12))

@@ -1,4 +1,4 @@
-"""A training follows the logits of a trained model, its teacher, and refuses one that does not fit."""
+"""A training follows the logits and features of a trained model, its teacher, and refuses one that does not fit."""
 
 import shutil
 from dataclasses import replace
@@ -67,33 +67,38 @@ def make_batch(seed):
     return Batch(images, torch.arange(8) % 4, cameras)
 
 
-def test_its_logits_are_those_of_its_evaluation(task, dense):
+def test_its_features_and_logits_are_those_of_its_evaluation(task, dense):
     """Of one sample the same alone, without gradients, in the precision of the training, and it learns nothing."""
     teacher, batch = task.loss.teacher, make_batch(1)
     before = torch.load(dense, weights_only=True)["model"]
-    logits = teacher(batch)
+    targets = teacher(batch)
     task.model.train()
     task.loss(batch).mean.backward()
-    assert [*logits] == ["moe", "original"]
+    assert [*targets] == ["moe", "original"]
     assert all(torch.equal(value, before[key]) for key, value in teacher.model.state_dict().items())
     model, images = exact(teacher.model, batch.images)
     features = model(images, batch.cameras, return_pattern=3).float()
     by_head = dict(zip(("original", "moe"), features.split([3 * 64, 7 * 64], dim=1), strict=True))
-    for name, actual in logits.items():
-        assert not actual.requires_grad
+    for name, (actual, feature) in targets.items():
+        assert not actual.requires_grad and not feature.requires_grad
+        assert_close(feature, by_head[name], *MODEL, scale=float(by_head[name].abs().max()))
         norm, weight = model.heads[name].bottleneck, model.heads[name].classifier.weight
         normed = (by_head[name] - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
         largest = float(normed.norm(dim=1).max() * weight.norm(dim=1).max())
         assert_close(actual, normed @ weight.T, *MODEL, len(weight.T), scale=largest)
     with torch.autocast("cpu", torch.bfloat16):
-        assert {each.dtype for each in teacher(batch).values()} == {torch.bfloat16}
+        assert {each.logits.dtype for each in teacher(batch).values()} == {torch.bfloat16}
 
 
 def test_the_loss_follows_it_and_a_head_that_it_lacks_does_not(task, dense, cfg):
     batch = make_batch(2)
     sums = task.loss(batch).sums
-    followed = {name for name in sums if name.startswith(f"{PART}distill/")}
-    assert followed == {f"{PART}distill/moe", f"{PART}distill/original"}
+    followed = {name for name in sums if name.startswith(f"{PART}distill")}
+    assert followed == {
+        f"{PART}{kind}/{head}"
+        for kind in ("distill", "distill_features")
+        for head in ("moe", "original")
+    }
     assert f"the teacher is {dense}, of the heads moe, original" in task.notes
     without = prepared(cfg)
     without.model.load_state_dict(task.model.state_dict())
