@@ -94,8 +94,8 @@ def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA
     add_key(parser, "--epochs", "SOLVER.MAX_EPOCHS", "epochs of training", metavar="N")
     add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files, no other")
     if TEACHER in schema.by_name:
-        logits = "a checkpoint whose logits the model follows, as distillation does"
-        add_key(parser, "--teacher", TEACHER, logits, metavar="W")
+        followed = "a checkpoint whose outputs the model follows, as distillation does"
+        add_key(parser, "--teacher", TEACHER, followed, metavar="W")
         parser.add_argument(
             "--from",
             dest="start",

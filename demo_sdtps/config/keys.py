@@ -115,7 +115,7 @@ ROWS: tuple[tuple, ...] = (
         "class token and a position embedding (docs/method.md)",
     ),
     ("MODEL.PRETRAIN_PATH_T", "", "weights: a file, 'hub' (download), or 'none' (random, as '')"),
-    ("MODEL.TEACHER", "", "checkpoint whose logits training follows (distillation); '': none"),
+    ("MODEL.TEACHER", "", "checkpoint whose outputs training follows (distillation); '': none"),
     ("MODEL.PATCH_SIZE", 0, "side of a patch of random weights; 0: its own", NOT_NEGATIVE),
     ("MODEL.DEPTH", 0, "number of blocks of random weights; 0: its own", NOT_NEGATIVE),
     ("MODEL.STRIDE_SIZE", [16, 16], "step between patches; below the patch they overlap", SIZE),
