@@ -6,9 +6,9 @@ from typing import Any
 
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, np, plt, save
-from studies.report import COSTS, TIMES, final_metric, seed_count
+from studies.report import COSTS, final_metric, identity_difference, seed_count
 
-STEP = TIMES[1]
+UNTRAINED = " without training"
 
 
 def _panels(count: int) -> tuple[Any, Any]:
@@ -76,29 +76,31 @@ def _curves(result: dict[str, Any], what: str) -> dict[str, list[tuple[float, fl
     return {family: sorted(points) for family, points in curves.items()}
 
 
-def draw_training(result: dict[str, Any], path: Path) -> None:
-    """mAP during training against epochs, and against the time of training where it was measured; mean ± standard deviation."""
-    first = result["variants"][0]
-    costs = {"epoch": lambda one: 1.0}
-    if STEP in first:
-        name = f"time of training, an epoch of {first['name']} = 1"
-        costs[name] = lambda one: one[STEP] / first[STEP]
-    figure, axes = _panels(len(costs))
-    for axis, (name, cost) in zip(axes, costs.items(), strict=True):
-        for place, one in enumerate(result["variants"]):
-            curves = [run["curve"] for run in one["runs"].values() if "curve" in run]
-            if not curves:  # all runs failed
-                continue
-            epochs = np.array([int(epoch) for epoch in curves[0]])
-            maps = 100 * np.array([list(curve.values()) for curve in curves])
-            mean, spread = maps.mean(axis=0), maps.std(axis=0, ddof=min(1, len(maps) - 1))
-            axis.plot(epochs * cost(one), mean, label=one["name"], markersize=4, **kind(place))
-            band = {"color": kind(place)["color"], "alpha": 0.15, "linewidth": 0}
-            axis.fill_between(epochs * cost(one), mean - spread, mean + spread, **band)
-        axis.set(xlabel=name)
-        axis.set_xlim(left=0)
-    title = f"{result['title']}: mean ± standard deviation of {seed_count(result)}"
-    _finish(figure, axes, result, title)
+def draw_differences(result: dict[str, Any], path: Path) -> None:
+    """The difference of mAP to what a variant is compared with, with its interval over identities, against operations.
+
+    A colour for the variants whose names agree up to the first comma, joined by a line; dashed for those without training.
+    """
+    rows = {row["name"]: row for row in result["variants"]}
+    first, families = result["variants"][0], dict[str, list[tuple[float, ...]]]()
+    for name, row in rows.items():
+        family = name.partition(", ")[0]
+        difference = identity_difference(row, rows[row.get("against", first["name"])])
+        if difference and row["gmacs"] < first["gmacs"]:
+            families.setdefault(family, []).append((row["gmacs"] / first["gmacs"], *difference))
+    figure, (axis,) = _panels(1)
+    methods = list(dict.fromkeys(family.removesuffix(UNTRAINED) for family in families))
+    for family, points in families.items():
+        share, mean, low, high = np.array(sorted(points)).T
+        style = {"capsize": 3, "elinewidth": 0.8} | kind(
+            methods.index(family.removesuffix(UNTRAINED))
+        )
+        style["linestyle"] = "--" if family.endswith(UNTRAINED) else "-"
+        axis.errorbar(100 * share, mean, yerr=[mean - low, high - mean], label=family, **style)
+    axis.axhline(0, linewidth=0.8, color="grey")
+    axis.set_xlabel("operations, in percent of the dense model's")
+    _finish(figure, (axis,), result, f"{result['title']}: what token pruning costs")
+    axis.set_ylabel("difference of mAP to the dense model, 95 % interval")
     save(figure, path)
 
 

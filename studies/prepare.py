@@ -26,7 +26,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.runtime.progress import progress
 
 SIDE = 320  # pixels of the shorter side of a photo; the study reads 98 × 140
-PHOTO = re.compile(r"(?P<occasion>\d+)_(?P<side>left|right)photo(\(\d\))?\.jpg")
+PHOTO = re.compile(r"(?P<occasion>\d+)_(?P<side>left|right)photo(?P<further>\(\d\))?\.jpg")
 BLOCKS = 12
 HEADER = ("split", "identity", "camera", "rgb", "ni")
 PARTS = {
@@ -77,7 +77,8 @@ def nyala(source: Path, out: Path) -> str:
             image.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(small, quality=95)
         for split in ["train"] if animal.parent.name == "train" else ["query", "gallery"]:
             single.append((split, f"{animal.name}{side[0]}", occasion, Path("photos", name), ""))
-            pairs[split, animal.name, occasion].setdefault(side, Path("photos", name))
+            if not found["further"]:
+                pairs[split, animal.name, occasion][side] = Path("photos", name)
     pair = [
         (*key, flanks.get("left", ""), flanks.get("right", "")) for key, flanks in pairs.items()
     ]

@@ -222,12 +222,8 @@ def spread(values: Iterable[float]) -> str:
 
 
 def study_table(result: Result) -> Table:
-    """What the result of a study is shown as: rates, calibrations, or variants."""
-    first = result["variants"][0]
-    if "family" in first:
-        return rates_table(result)
-    is_calibrated = any("calibration" in run for run in first["runs"].values())
-    return calibration_table(result) if is_calibrated else variants_table(result)
+    """What the result of a study is shown as: rates, or variants."""
+    return (rates_table if "family" in result["variants"][0] else variants_table)(result)
 
 
 def variants_table(result: Result) -> Table:
@@ -281,17 +277,6 @@ def variants_table(result: Result) -> Table:
         if key in rows[0]:
             columns[name] = [f"{r[key] / rows[0][key]:.2f}" if key in r else "–" for r in rows]
     return Table(list(columns), list(zip(*columns.values(), strict=True)))
-
-
-def calibration_table(result: Result) -> Table:
-    """A row per variant and kind of pairs of triplets."""
-    rows, titles = [], []
-    for row in result["variants"]:
-        entries = [run["calibration"] for run in row["runs"].values() if "calibration" in run]
-        for kind, titles in entries[0].items() if entries else ():
-            values = ([100 * entry[kind][what] for entry in entries] for what in titles)
-            rows.append([row["name"], kind, *map(spread, values)])
-    return Table(["variant", "pairs", *titles], rows)
 
 
 def rates_table(result: Result) -> Table:

@@ -18,11 +18,9 @@ Optional keys of a study:
     tuned: True                   a variant has the rate that a study with a grid chose for its name or its `rate_of`, in
                                   rates*.json beside the result or in docs/results
     return_patterns: [3]          those in the tables (default: all three)
-    curve: True                   keep the mAP of every evaluation
     missing: True                 evaluate the cases of missing modalities
     cross_modal: True             evaluate any set of modalities against any, by each distance
     similarity: True              measure how alike the outputs are (studies/measure.py)
-    calibration: True             measure how well calibrations hold (studies/measure.py)
     identities: True              measure the average precision by identity, for intervals by a bootstrap over identities
     roots: [DIR0, DIR1]           folds of the data: the run of a seed s has DATASETS.ROOT_DIR the (s modulo their number)-th
     validation: True              the metrics are those of the identities that DATASETS.VALIDATION leaves out, for choices
@@ -65,10 +63,7 @@ from demo_sdtps.runtime.files import check_output_file
 ROOT = Path(__file__).resolve().parents[1]
 RATE = "SOLVER.BASE_LR"
 ROOTS = "DATASETS.ROOT_DIR"
-MEASUREMENTS = (
-    *("missing", "cross_modal", "curve", "similarity", "calibration", "identities"),
-    "validation",
-)
+MEASUREMENTS = ("missing", "cross_modal", "similarity", "identities", "validation")
 """What is measured of every run beside, or in place of, its last epoch on the test data."""
 DEFAULTS: dict[str, Any] = {
     "title": "",

@@ -198,12 +198,10 @@ def steps(variant: Variant, seed: int, study: Study) -> list[tuple[list[str], Pa
         measure(f"{EVALUATION}_{variant.configuration}", test, *variant.evaluation)
     if study["missing"]:
         measure("missing", test, "TEST.MISS", "all")
-    for name in ("similarity", "calibration"):
+    for name in ("similarity", "identities"):
         if study[name]:
-            measure(name, ("studies.measure", "--what", name))
-    if study["identities"]:
-        words = ("studies.measure", "--what", "identities")
-        measure(f"identities_{variant.configuration}", words, *variant.evaluation)
+            words = ("studies.measure", "--what", name)
+            measure(f"{name}_{variant.configuration}", words, *variant.evaluation)
     for how in CROSS_MODAL_DISTANCES if study["cross_modal"] else ():
         options = ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how)
         measure(f"cross_modal_{how}", test, *options)
@@ -225,9 +223,6 @@ def gather(variant: Variant, seed: int, reason: str, study: Study) -> dict[str, 
         return run | {"failed": reason}
     records = evaluated_records(read_records(folder))
     run["patterns"] = records[-1][VALIDATION if study["validation"] else "patterns"]
-    if study["curve"]:
-        last = str(study["return_patterns"][-1])
-        run["curve"] = {one["epoch"]: one["patterns"][last]["mAP"] for one in records}
     for _, output in steps(variant, seed, study)[1:]:
         run |= measurement(output.stem, read_json(output, dict))
     return run
@@ -241,5 +236,6 @@ def measurement(name: str, content: Any) -> dict[str, Any]:
     if name == "missing":
         cases = content["cases"].items()
         return {name: {case: {p: one["mAP"] for p, one in maps.items()} for case, maps in cases}}
-    name = name.partition("_")[0] if name.startswith("identities") else name
-    return {name: content["cross_modal"]["mAP"] if "cross_modal" in content else content}
+    if "cross_modal" in content:
+        return {name: content["cross_modal"]["mAP"]}
+    return {name.partition("_")[0]: content}

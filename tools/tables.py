@@ -282,30 +282,8 @@ def span(ratios: Sequence[float]) -> str:
     return f"{' to '.join(dict.fromkeys(limits))}×" if limits else "–"
 
 
-ALLOWED = 1.0
-"""mAP in percent that a setting may lose on each model and that may be the default of `demo_sdtps.slim`."""
-
-
-def off_the_shelf(content: Record) -> str:
-    """Slimming without training: the settings by their operations, and what each loses of mAP, in percent, on each model; bold:
-    at most ALLOWED on all."""
-    dense, *rows = content["rows"]
-    lines = [["dense, mAP", "100%", *(f"{100 * value:.1f}" for value in dense["mAP"].values())]]
-    operations = [np.mean([*row["operations"].values()]) for row in rows]
-    for share, row in sorted(zip(operations, rows, strict=True), key=lambda pair: pair[0]):
-        losses = [100 * (row["mAP"][name] - dense["mAP"][name]) for name in dense["mAP"]]
-        place = f"after {row['depth']:.0%} of the blocks" if row["depth"] else "before the first"
-        setting = f"{row['score']}, {row['keep']:.0%} {place}"
-        setting = f"**{setting}**" if min(losses) >= -ALLOWED else setting
-        lines.append([setting, f"{share:.0%}", *(f"{loss:+.1f}" for loss in losses)])
-    table = markdown_table(("score, patches kept", "operations", *dense["mAP"]), lines)
-    return f"{table}\n\n{headline(content)}"
-
-
 FIGURES: dict[str, tuple[Callable[[Any, Path], object], str]] = {
     "study_distill": (figures.draw_costs, "results/distill"),
-    "study_slimming": (figures.draw_costs, "results/slimming"),
-    "study_training": (figures.draw_training, "results/epochs"),
 }
 """Of docs/images: NAME.png, and NAME_dark.png for dark pages: how they are drawn, and the data."""
 BENCHMARKS = (
@@ -319,7 +297,6 @@ TABLES: dict[str, tuple[Callable[..., str], str]] = {
     **{name: (as_report, name) for name in BENCHMARKS},
     **{f"study {name}": (partial(study, name), f"results/{name}") for name in RESULTS},
     "demo": (demo, "results/demo"),
-    "off the shelf": (off_the_shelf, "off_the_shelf"),
 }
 """By the names in the markers: how they are made, and the data, where these are one file."""
 

@@ -16,6 +16,7 @@ from studies import run as tool
 from studies.report import (
     chosen_rates,
     finalists,
+    identity_difference,
     next_rates,
     paired_difference,
     study_markdown,
@@ -23,7 +24,7 @@ from studies.report import (
 from studies.run import make_variants, read_study
 from studies.runs import finished_rows, measurement, steps, waves, with_run
 
-STUDIES = sorted((ROOT / "studies").glob("*.yml"))
+STUDIES = sorted((ROOT / "studies").rglob("*.yml"))
 SHORT = "SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0 DATASETS.ROOT_DIR"
 BETA = {"set": {"MODEL.SDTPS_BETA": 0.3}}
 
@@ -99,7 +100,8 @@ def test_the_studies_are_whole(path, monkeypatch, tmp_path):
     study = read_study(path)
     variants = make_variants(study, [], tmp_path, rates)
     assert len({variant.configuration for variant in variants}) == len(variants) > 1
-    assert not study["tuned"] or all(len(variant.seeds) >= 5 for variant in variants)
+    least = 2 if study["identities"] else 5  # whose intervals are over identities
+    assert not study["tuned"] or all(len(variant.seeds) >= least for variant in variants)
 
 
 def test_the_same_runs_serve_several_studies(make):
@@ -163,6 +165,29 @@ def test_an_evaluation_of_its_own_shares_the_training(make):
     assert evaluation[1] == "test" and "MODEL.SLIM_BLOCKS" in evaluation
     content = {"cases": {"None": {"3": {"mAP": 0.5}}}}
     assert measurement("evaluation_12", content) == {"patterns": content["cases"]["None"]}
+
+
+def test_a_seed_names_the_fold_of_the_data(make):
+    """Of the training and of what is measured; the folds are a part of the configuration."""
+    study, (one,) = make({"a": {}}, roots=["first", "second"], identities=True, missing=False)
+    for seed, root in ((1, "second"), (2, "first")):
+        for words, _ in steps(one, seed, study):
+            places = [place for place, word in enumerate(words) if word == "DATASETS.ROOT_DIR"]
+            assert words[places[-1] + 1] == root
+    _, (other,) = make({"a": {}}, roots=["first", "third"], identities=True, missing=False)
+    assert other.folder != one.folder and other.configuration != one.configuration
+
+
+def test_average_precision_by_identity_is_that_of_the_evaluation_itself(make):
+    slim = {"MODEL.SLIM_BLOCKS": [0], "MODEL.SLIM_KEEP": [0.5]}
+    study, variants = make({"a": {}, "b": {"evaluate": slim}}, identities=True, missing=False)
+    (dense, dense_file), (slimmed, slim_file) = (steps(one, 1, study)[-1] for one in variants)
+    assert dense_file != slim_file and "MODEL.SLIM_BLOCKS" not in dense
+    assert (
+        slimmed[:3] == ["studies.measure", "--what", "identities"]
+        and "MODEL.SLIM_BLOCKS" in slimmed
+    )
+    assert measurement(slim_file.stem, {"7": [0.5, 2]}) == {"identities": {"7": [0.5, 2]}}
 
 
 def test_a_tuned_variant_has_the_chosen_rate(make):
@@ -243,6 +268,40 @@ def test_intervals_like_the_slow_ones(count):
     spread = max(differences) - min(differences)
     assert limits == [pytest.approx(bound, abs=1e-3 * spread) for bound in student(differences)]
     assert paired_difference({"0": 13.0}, first) is None
+
+
+def test_intervals_over_identities_are_those_of_a_slow_bootstrap():
+    """Each draw has as many identities, whose queries count as often as they are drawn; unequal numbers of queries."""
+    draw = random.Random(3)
+
+    def run(shift):
+        return {
+            "identities": {
+                str(number): [draw.random() * 0.5 + shift, 1 + number % 4] for number in range(20)
+            }
+        }
+
+    rows = [{"runs": {"1": run(shift), "2": run(shift)}} for shift in (0.3, 0.2)]
+    mean, low, high = identity_difference(rows[1], rows[0])
+    gains = {}
+    for seed, found in rows[1]["runs"].items():
+        for identity, (precision, count) in found["identities"].items():
+            before = rows[0]["runs"][seed]["identities"][identity][0]
+            gains.setdefault(identity, []).extend(count * [100 * (precision - before)])
+    every = [gain for queries in gains.values() for gain in queries]
+    assert mean == pytest.approx(statistics.mean(every))
+    means = sorted(
+        statistics.mean(
+            [gain for one in draw.choices([*gains.values()], k=len(gains)) for gain in one]
+        )
+        for _ in range(4000)
+    )
+    spread = statistics.stdev(means)
+    assert (low, high) == (
+        pytest.approx(means[100], abs=0.15 * spread),
+        pytest.approx(means[3900], abs=0.15 * spread),
+    )
+    assert identity_difference(rows[0], {"runs": {}}) is None
 
 
 def draw_variant(draw, name, seeds=("1", "2", "3")):
