@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,11 +23,10 @@ from studies import figures
 from studies.report import (
     difference_text,
     final_metric,
+    identity_difference,
     interval,
     np,
-    paired_difference,
     seed_count,
-    spread,
     study_markdown,
 )
 
@@ -39,17 +38,24 @@ TABLE_MARKER = "<!-- table: "
 MARKED = re.compile(
     rf"^({TABLE_MARKER}(.+?) -->\n)(?:(?!{TABLE_MARKER}).)*?(<!-- end -->)", re.S | re.M
 )
-SUMMARY = (
-    ("DeMo, dense", "distill", "dense"),
-    ("slimmed", "distill", "slimmed, 33 %"),
-    ("slimmed, distilled", "distill", "distilled, 33 %"),
-    ("ToMe, distilled", "distill", "ToMe, distilled"),
-    ("EViT, distilled", "distill", "EViT, distilled"),
-    ("SDTPS in the baseline", "logs", "Baseline + SDTPS as in the logs, pretrained"),
-)
-"""Rows of the README's table: what it is called there, study and variant."""
-ON_GPU = ("ViT-B-16, inference", "self_supervised", "35 % of the operations")
-"""What the rows of docs/gpu.json name that are of the slimmed model of the README's table."""
+SUMMARY = {
+    "dense": "dense, sixteen epochs",
+    "dense, with the dense teacher": "dense with the dense teacher",
+    "`slim` by default, without training": "slimmed without training, 72 %",
+    "ToMe, without training": "ToMe without training, 67 %",
+    "EViT, without training": "EViT without training, 68 %",
+    "slimmed, two thirds": "slimmed, 65 %",
+    "slimmed, half": "slimmed, 49 %",
+    "slimmed, a third": "slimmed, 33 %",
+    "ToMe, half": "ToMe, 50 %",
+    "ToMe, a third": "ToMe, 34 %",
+    "EViT, half": "EViT, 52 %",
+    "SDTPS": "SDTPS",
+}
+"""Rows of the README's table: what it is called there, and the variant of the studies of real images."""
+REAL = ("persons", "persons_modules", "nyala")
+"""Studies of real images, of which a later one of the same data has what an earlier one has not."""
+TAUGHT = "dense with the dense teacher"
 
 REFERENCE = {
     "demo_sdtps": [f"demo_sdtps.{name}" for name in demo_sdtps.__all__],
@@ -221,10 +227,9 @@ def deploy(record: Record) -> str:
 
 def study(name: str, result: Record) -> str:
     """A study's table below its file, or below a sentence where what it compared has left the project."""
-    file = f"studies/{name}.yml"
-    origin = (
-        f"`{file}`" if (ROOT / file).is_file() else f"Measured with version {result['version']}."
-    )
+    files = [f"studies/{folder}{name}.yml" for folder in ("", "real/")]
+    found = [f"`{file}`" for file in files if (ROOT / file).is_file()]
+    origin = found[0] if found else f"Measured with version {result['version']}."
     return f"{origin}\n\n{study_markdown(result)}"
 
 
@@ -248,41 +253,35 @@ def origins() -> str:
 
 
 def summary() -> str:
-    """Accuracy, operations and speed of the variants of SUMMARY."""
-    gpu = [
-        row
-        for row in data("gpu")["parts"]["slimming"]
-        if all(word in row["what"] for word in ON_GPU)
-    ]
-    rows = []
-    for called, name, variant in SUMMARY:
-        result = data(f"results/{name}")
-        first = result["variants"][0]
-        row = next(one for one in result["variants"] if one["name"] == variant)
-        values = final_metric(row, 3)
-        gain = paired_difference(values, final_metric(first, 3)) if row != first else None
-        on_gpu = span([each["ratio"] for each in gpu]) if ON_GPU[1] in row["command"] else "–"
-        speeds = ("1×", "1×") if row == first else (span(cpu_speeds(row, result)), on_gpu)
-        accuracy = spread(values.values()), difference_text(gain)
-        rows.append([called, f"{row['gmacs'] / first['gmacs']:.0%}", *accuracy, *speeds])
-    headers = ("model", "operations", "mAP", "Δ", "speed on a CPU", "on a GPU")
+    """What the variants of SUMMARY cost on real images: mAP, and its differences with intervals over identities."""
+    persons, modules, nyala = (
+        {row["name"]: row for row in data(f"results/{name}")["variants"]} for name in REAL
+    )
+    rows, dense = [], persons["dense"]
+    for called, name in SUMMARY.items():
+        row = persons.get(name) or modules[name]
+        against = row.get("against", "dense")
+        differences = [
+            difference_text(identity_difference(those[name], those[other]))
+            if name in those and other in those and name != other
+            else ""
+            for those, other in (
+                (persons | modules, against),
+                (persons, TAUGHT if against == SUMMARY["dense"] else ""),
+                (nyala, against),
+            )
+        ]
+        maps = f"{np.mean([*final_metric(row, 3).values()]):.1f}"
+        rows.append([called, f"{row['gmacs'] / dense['gmacs']:.0%}", maps, *differences])
+    headers = (
+        *("model", "operations", "mAP, persons", "Δ, persons"),
+        *("Δ to the dense model with the same teacher", "Δ, nyala"),
+    )
     return markdown_table(headers, rows)
 
 
-def cpu_speeds(row: Record, result: Record) -> list[float]:
-    """Of all variants with as many operations as `row`, the same model timed again: how many times as fast as the first."""
-    timed = [one for one in result["variants"] if "inference" in one]
-    same = [one["inference"] for one in timed if one["gmacs"] == row["gmacs"]]
-    return [timed[0]["inference"] / time for time in same]
-
-
-def span(ratios: Sequence[float]) -> str:
-    """The least and the greatest of some ratios, or the one that both are."""
-    limits = [f"{limit(ratios):.1f}" for limit in (min, max) if ratios]
-    return f"{' to '.join(dict.fromkeys(limits))}×" if limits else "–"
-
-
 FIGURES: dict[str, tuple[Callable[[Any, Path], object], str]] = {
+    "study_persons": (figures.draw_differences, "results/persons"),
     "study_distill": (figures.draw_costs, "results/distill"),
 }
 """Of docs/images: NAME.png, and NAME_dark.png for dark pages: how they are drawn, and the data."""
