@@ -20,8 +20,11 @@ from demo_sdtps.runtime.gpu import CPUCopy, Recording
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.run import PART, Evaluation, Run
 
-TAUGHT = 0.01  # share of the other losses that those of a teacher have at least
 LAG = 2  # steps after which a loss is read, when a GPU has computed it
+FLAT_TEACHER = (
+    "WARNING: the losses that follow the teacher are below a hundredth of the others, so it teaches next to nothing; raise "
+    "SOLVER.DISTILL_FEATURES or DISTILL_WEIGHT, or train without it."
+)
 SHOWN = 5  # finite losses that an error reports, the last of which the progress bar shows
 
 logger = logging.getLogger(__name__)
@@ -90,22 +93,11 @@ def fit(
         means = meter.means()
         terms = (f"{name.removeprefix(PART)} {value:.4g}" for name, value in means.items())
         logger.info("%s: %s, lr %.2e, %s", title, ", ".join(terms), run.rate, meter.speed())
-        if epoch == 1 and (warning := flat_teacher(means)):
-            logger.warning(warning)
+        taught = sum(value for name, value in means.items() if name.startswith(f"{PART}distill"))
+        if epoch == 1 and 0 < taught < 0.01 * (means["loss"] - taught):
+            logger.warning(FLAT_TEACHER)
         is_evaluated = epoch % solver.EVAL_PERIOD == 0 or epoch == solver.MAX_EPOCHS
         run.finish_epoch(epoch, means, evaluate(epoch) if is_evaluated else None)
-
-
-def flat_teacher(means: Mapping[str, float]) -> str:
-    """A warning where the losses of a teacher are less than TAUGHT of the others in an epoch's means; "" otherwise."""
-    taught = [value for name, value in means.items() if name.startswith(f"{PART}distill")]
-    others = means["loss"] - sum(taught)
-    if not taught or sum(taught) >= TAUGHT * others:
-        return ""
-    return (
-        f"WARNING: the loss that follows the teacher is {sum(taught):.2g}, the others {others:.2g}, so it teaches next to "
-        "nothing; raise SOLVER.DISTILL_FEATURES or DISTILL_WEIGHT, or train without it."
-    )
 
 
 class Meter:
