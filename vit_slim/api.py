@@ -105,6 +105,6 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     if not losses or (needs_gradient and not any(loss.requires_grad for loss in losses)):
         raise UserError(
             "The last forward has no loss of a score with a gradient; call the slimmed model in training mode, slim it by a "
-            "score that learns, such as 'self_supervised', and use use_reentrant=False where checkpointing computes it again."
+            "score that learns (vit_slim.Score.loss), and use use_reentrant=False where checkpointing computes it again."
         )
     return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()

@@ -1,16 +1,12 @@
-"""The scores of patches that have a name: `saliency` of the images, and one that learns from it (docs/method.md)."""
-
-from collections.abc import Sequence
+"""The score of patches that has a name: `saliency` of the images (docs/method.md)."""
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from vit_slim.stage import Grid, Score, State, split_rows
+from vit_slim.stage import Grid, Score, State
 
 NEAREST = 3  # a patch at the border is itself its nearest
 ROUNDS = 6  # of `geodesic`
-HIDDEN = 64  # channels of the MLP; with 16 an earlier study gained 3.2 mAP in place of 5.9
 
 
 class Saliency(Score):
@@ -62,58 +58,5 @@ def geodesic(cost: torch.Tensor, colours: torch.Tensor) -> torch.Tensor:
     return cost
 
 
-class SelfSupervised(Score):
-    """LayerNorm → Linear(HIDDEN) → GELU → Linear(1) for the images of each name; its logit is the score.
-
-    The loss is `loss_weight` times the binary cross-entropy against pseudo-masks, 0 for a missing image; its gradient reaches
-    the backbone. A pseudo-mask has the patches whose saliency, summed over the images that keep the same places, is above
-    Otsu's threshold.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        grid: Grid,
-        loss_weight: float = 5.0,
-        names: Sequence[str] = State.names,
-        **settings: object,
-    ):
-        super().__init__(width, grid, **settings)
-        self.loss_weight = loss_weight
-        self.heads = nn.ModuleDict()
-        for name in names:
-            layers = nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 1)
-            self.heads[name] = nn.Sequential(*layers)
-
-    @property
-    def reads_saliency(self) -> bool:
-        return self.training
-
-    def score(self, tokens: torch.Tensor, context: State) -> torch.Tensor:
-        rows = split_rows(tokens, context.names).items()
-        return torch.cat([self.heads[name](each) for name, each in rows]).squeeze(-1).float()
-
-    def loss(self, scores: torch.Tensor, context: State) -> torch.Tensor | None:
-        if not self.training:
-            return None
-        total = context.saliency
-        masks = above_otsu(context.sum_of_present(total) if context.shared else total)
-        masks = masks.gather(1, context.places(scores))
-        weights = None if context.missing is None else 1.0 - context.missing.float()
-        return self.loss_weight * F.binary_cross_entropy_with_logits(scores, masks, weights)
-
-
-def above_otsu(score: torch.Tensor) -> torch.Tensor:
-    """score (B, N) → 1 above the threshold that makes the variance between both sides largest, else 0, (B, N) (Otsu, 1979)."""
-    ordered, count = score.double().sort(dim=1).values, score.shape[1]
-    below = torch.arange(1, count, device=score.device)  # numbers of patches below each threshold
-    above, total = count - below, ordered.cumsum(dim=1)
-    low, high = total[:, :-1] / below, (total[:, -1:] - total[:, :-1]) / above
-    between = below * above * (high - low).square()
-    # The last threshold divides nothing, as a single patch cannot be divided.
-    best = F.pad(between, (0, 1)).argmax(dim=1, keepdim=True)
-    return (score > ordered.gather(1, best)).to(score.dtype)
-
-
-SCORES: dict[str, type[Score]] = {"saliency": Saliency, "self_supervised": SelfSupervised}
+SCORES: dict[str, type[Score]] = {"saliency": Saliency}
 """By the names that `slim` and MODEL.SLIM_SCORE know."""

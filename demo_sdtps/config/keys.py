@@ -137,12 +137,10 @@ ROWS: tuple[tuple, ...] = (
     (
         "MODEL.SLIM_SCORE",
         "saliency",
-        "score by which patches are kept: saliency, self_supervised (docs/method.md), or package.module:Class, a subclass of "
-        "vit_slim.Score",
+        "score by which patches are kept: saliency (docs/method.md), or package.module:Class, a subclass of vit_slim.Score",
     ),
     ("MODEL.SLIM_SHARED", True, "keep equal positions in all modalities; False: each its own"),
     ("MODEL.SLIM_MERGE", True, "merge the dropped patches, into one token or as the score says"),
-    ("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of a score that learns", NOT_NEGATIVE),
     ("MODEL.USE_SDTPS", False, "select and aggregate patch tokens after the backbone (SDTPS)"),
     ("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", RATIO),
     ("MODEL.SDTPS_AGGR_RATIO", 0.4, "share of the kept patches after aggregation", RATIO),

@@ -11,7 +11,6 @@ from torch import nn
 from demo_sdtps.modeling.backbones import QUICK_GELU, Backbone, QuickGELUMlp
 from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.errors import UserError
-from vit_slim.scores import SCORES
 from vit_slim.stage import Score
 
 if TYPE_CHECKING:
@@ -56,10 +55,9 @@ def cast_copy(module: M, precision: torch.dtype) -> M:
 
 
 def castable_layers(model: nn.Module) -> list[nn.Module]:
-    """Linear and convolution layers; without those of a score of the user's, which may compute outside autocast."""
+    """Linear and convolution layers; without those of a score, which may compute outside autocast."""
     scores = (each for each in model.modules() if isinstance(each, Score))
-    users = (each for each in scores if type(each) not in SCORES.values())
-    left_out = {module for score in users for module in score.modules()}
+    left_out = {module for score in scores for module in score.modules()}
     layers = (each for each in model.modules() if isinstance(each, (nn.Linear, nn.Conv2d)))
     return [layer for layer in layers if layer not in left_out]
 

@@ -26,5 +26,4 @@ def make_score(
             f"MODEL.SLIM_SCORE is {name!r}{reason}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class, "
             f"a subclass of vit_slim.Score in a module on PYTHONPATH{nearest_name(name, SCORES)}."
         )
-    settings = {"keep": tuple(cfg.MODEL.SLIM_KEEP), "loss_weight": cfg.MODEL.SLIM_LOSS_WEIGHT}
-    return kind(width, grid, names=modalities, **settings)
+    return kind(width, grid, names=modalities, keep=tuple(cfg.MODEL.SLIM_KEEP))
