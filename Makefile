@@ -25,10 +25,7 @@ INSTALLED := .venv/.installed
 DEVELOPMENT := --constraint constraints.txt --editable ./vit_slim --editable '.[dev]'
 GPU_PY = $(or $(wildcard $(PY)),$(PYTHON))
 DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
-PRETRAIN := --config_file configs/Synthetic/Baseline.yml INPUT.JOINT_AUGMENTATION True SOLVER.BASE_LR 0.002 SOLVER.EVAL_PERIOD 100
 SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
-
-RATES := $(wildcard studies/rates*.yml)
 
 TEST_WORKERS ?= auto
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
@@ -64,20 +61,11 @@ study: setup
 	$(PY) -m synthetic --root data/synthetic --overwrite
 	$(PY) -m synthetic --root data/fresh --seed 2026 --overwrite
 	$(PY) -m synthetic --root data/tune --seed 7 --overwrite
-	$(PY) -m synthetic --root data/loose --loose --overwrite
-	$(PY) -m synthetic --root data/vehicles --vehicles --seed 2026 --overwrite
-	$(PY) -m synthetic --root data/vehicles_tune --vehicles --seed 7 --overwrite
 	$(PY) -m synthetic --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
-	$(PY) -m synthetic --root data/vehicles_pretrain --vehicles --identities 300 --test_identities 20 --overwrite
-	$(PY) train_net.py $(PRETRAIN) DATASETS.ROOT_DIR ./data/pretrain OUTPUT_DIR runs/pretrain RESUME auto
-	$(PY) train_net.py $(PRETRAIN) DATASETS.ROOT_DIR ./data/vehicles_pretrain INPUT.SIZE_TRAIN "[64,128]" INPUT.SIZE_TEST "[64,128]" \
-		OUTPUT_DIR runs/pretrain_vehicles RESUME auto
-	for run in pretrain pretrain_vehicles; do \
-		$(PY) -m demo_sdtps.commands convert runs/$$run/last.pth runs/$$run/backbone.pth --to backbone --overwrite || exit; done
-	$(PY) train_net.py --config_file configs/Synthetic/DeMo.yml DATASETS.ROOT_DIR ./data/tune SOLVER.BASE_LR 0.001 \
-		MODEL.PRETRAIN_PATH_T runs/pretrain/backbone.pth INPUT.JOINT_AUGMENTATION True SOLVER.EVAL_PERIOD 100 \
-		OUTPUT_DIR runs/teacher RESUME auto
-	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m studies.run $$study --json docs/results/$$(basename $$study .yml).json \
+	$(PY) train_net.py --config_file configs/Synthetic/Baseline.yml DATASETS.ROOT_DIR ./data/pretrain INPUT.JOINT_AUGMENTATION True \
+		SOLVER.BASE_LR 0.002 SOLVER.EVAL_PERIOD 100 OUTPUT_DIR runs/pretrain RESUME auto
+	$(PY) -m demo_sdtps.commands convert runs/pretrain/last.pth runs/pretrain/backbone.pth --to backbone --overwrite
+	code=0; for study in studies/rates*.yml studies/[!r]*.yml; do $(PY) -m studies.run $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 tables: setup

@@ -23,7 +23,6 @@ from demo_sdtps.training.optim import make_optimizer
 
 BUDGETS = {
     DENSE: (245, 900),
-    "self_supervised": (320, 1150),
     "saliency": (430, 977),
 }
 """Operators at most, of inference and of a training step, by MODEL.SLIM_SCORE."""

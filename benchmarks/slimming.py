@@ -72,12 +72,8 @@ class Setting(NamedTuple):
 
 
 STAGES = (0, 4)
-MEASURED_SCORES = ("saliency", "self_supervised")
-LESS = Setting("self_supervised", STAGES, (0.5, 0.5))
-SLIM_SETTINGS = {
-    "ViT-B-16": (LESS, *(Setting(score, STAGES, (0.4, 0.5)) for score in MEASURED_SCORES)),
-    "vit_base_patch16_224": (Setting("self_supervised", STAGES, (0.4, 0.5)),),
-}
+LESS, LEAST = (Setting("saliency", STAGES, keep) for keep in ((0.5, 0.5), (0.4, 0.5)))
+SLIM_SETTINGS = {"ViT-B-16": (LESS, LEAST), "vit_base_patch16_224": (LEAST,)}
 
 
 def slimming_rows(quick: bool, device: torch.device) -> Iterator[Row]:

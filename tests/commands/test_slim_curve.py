@@ -14,7 +14,7 @@ from demo_sdtps.config import load_cfg
 @pytest.mark.slow
 def test_the_numbers_are_those_of_test_net(success, tiny_root, tmp_path, caplog):
     """Of a checkpoint with a score that is left out."""
-    slim = "MODEL.SLIM_BLOCKS=[1] MODEL.SLIM_KEEP=[0.5] MODEL.SLIM_SCORE=self_supervised"
+    slim = "MODEL.SLIM_BLOCKS=[1] MODEL.SLIM_KEEP=[0.5] MODEL.SLIM_SCORE=learned:Learned"
     words = [*cli_args_for(tiny_root, config=BASELINE), *slim.split()]
     words += ["--weight", weights_file(tmp_path / "weights.pth", load_cfg(BASELINE, words[2:]))]
     options = ("--scores", "saliency", "--blocks", "2", "1,3", "--keep", "0.5")

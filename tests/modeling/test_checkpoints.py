@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("shallow")
 
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 SLIM = shlex.split(
-    "MODEL.SLIM_BLOCKS '[1]' MODEL.SLIM_KEEP '[0.5]' MODEL.SLIM_SCORE self_supervised "
+    "MODEL.SLIM_BLOCKS '[1]' MODEL.SLIM_KEEP '[0.5]' MODEL.SLIM_SCORE learned:Learned "
     "INPUT.JOINT_AUGMENTATION True MODEL.HDM True"
 )
 
@@ -168,7 +168,7 @@ def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
     for row in record["patterns"].values():
         assert re.search(r" +".join(rf"{100 * row[name]:.1f}" for name in MEASURES), card)
     commit = json.loads((places / "run" / "run.json").read_text())["commit"] or "Synthetic"
-    phrases = ("DATASETS.NAMES Synthetic", "MODEL.SLIM_SCORE: self_supervised", 'load("FOLDER")')
+    phrases = ("DATASETS.NAMES Synthetic", "MODEL.SLIM_SCORE: learned:Learned", 'load("FOLDER")')
     assert all(phrase in card for phrase in (commit, *phrases))
     assert str(tiny_root) not in card and str(places) not in card
     demo_sdtps.load(places / "saved", "MODEL.DEVICE", "cpu").save_pretrained(tmp_path)  # handed on

@@ -211,7 +211,7 @@ STAGE = {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}
     [
         ("TOPReID", {"USE_SDTPS": True}, "loop of TOP-ReID reads outputs by fixed places"),
         ("EDITOR", STAGE, "it multiplies the attention of all blocks"),
-        ("UGG", STAGE | {"SLIM_SCORE": "self_supervised"}, "the training of UGG-ReID adds none"),
+        ("UGG", STAGE | {"SLIM_SCORE": "learned:Learned"}, "the training of UGG-ReID adds none"),
         ("IDEA", STAGE, "it lays its patches out as a grid"),
         ("UGG", STAGE | {"SLIM_BLOCKS": [4]}, "has 4 blocks"),
     ],

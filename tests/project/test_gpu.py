@@ -36,7 +36,6 @@ from demo_sdtps.runtime import gpu as graphs
 from demo_sdtps.runtime.device import DTYPES
 from demo_sdtps.training import loop, reid
 from demo_sdtps.training.loop import Meter
-from vit_slim.scores import SCORES
 
 pytestmark = pytest.mark.gpu
 
@@ -45,8 +44,10 @@ ROUNDED = {"off": 1e-4, "bf16": 2e-2}
 SLIM = shlex.split(
     "MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.7] INPUT.JOINT_AUGMENTATION True"
 )
-EXTRACTED = {"SDTPS": (), "HDM": ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")} | {
-    score: (*SLIM, "MODEL.SLIM_SCORE", score) for score in SCORES
+EXTRACTED = {
+    "SDTPS": (),
+    "HDM": ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"),
+    "slimmed": SLIM,
 }
 """Models whose features are recorded."""
 STILL = ("SOLVER.AMP", "off", "MODEL.DROP_PATH", "0.0")

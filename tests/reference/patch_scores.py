@@ -40,19 +40,3 @@ def saliency(image, grid, size, stride):
                     queue, (cost + (colours[row, column] - colours[other]).norm().item(), other)
                 )
     return [nearest[place] + way[place] for place in places]
-
-
-def otsu(scores):
-    """1.0 for each of `scores` above the one among them that parts them best, by the variances within both sides; else 0.0."""
-
-    def within(threshold):
-        sides = [
-            [score for score in scores if (score > threshold) is above] for above in (False, True)
-        ]
-        means = [sum(side) / len(side) for side in sides]
-        return sum(
-            (score - mean) ** 2 for side, mean in zip(sides, means, strict=True) for score in side
-        )
-
-    best = min(sorted(scores)[:-1], key=within)
-    return [float(score > best) for score in scores]

@@ -43,7 +43,7 @@ needs_openvino = pytest.mark.skipif(
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shallow")]
 SLIM = shlex.split(
     "MODEL.SLIM_BLOCKS [0,1] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True "
-    "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4 MODEL.SLIM_SCORE"
+    "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4"
 )
 OPENVINO = pytest.param("m.xml", marks=[needs_openvino, pytest.mark.soak])
 
@@ -90,12 +90,9 @@ def test_a_file_gives_the_features_of_its_checkpoint(exported, files):
 
 
 @pytest.mark.parametrize("name", ["m.onnx", OPENVINO])
-@pytest.mark.parametrize("score", ["saliency", "self_supervised"])
-def test_a_pruned_model_in_a_file_leaves_missing_modalities_out(
-    name, score, tiny_root, files, tmp_path
-):
+def test_a_pruned_model_in_a_file_leaves_missing_modalities_out(name, tiny_root, files, tmp_path):
     """With SDTPS, HDM and ATMoE, for every number of triplets; a missing modality has no vote in what is kept."""
-    paths = export(tmp_path, tiny_root, name, opts=(*SLIM, score), config=CONFIG)
+    paths = export(tmp_path, tiny_root, name, opts=SLIM, config=CONFIG)
     folder = tiny_root / "RGBNT201" / "test"
     all_files = {key: sorted((folder / key.upper()).iterdir())[:7] for key in files}
     for count in (1, 7):

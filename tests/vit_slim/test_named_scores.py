@@ -1,18 +1,14 @@
-"""The scores that have a name against slow versions: saliency by shortest ways, and the one that learns from it by Otsu's
-threshold by trial, patch by patch."""
+"""Saliency against a slow version by shortest ways, patch by patch."""
 
 import pytest
 import torch
-from numeric import assert_close, generator, shift_seed
+from numeric import assert_close, generator
 
-from demo_sdtps.config import MODALITIES
 from tests.reference import patch_scores
-from tests.reference.patch_scores import otsu
-from vit_slim.scores import Saliency, SelfSupervised, above_otsu, saliency
+from vit_slim.scores import Saliency, saliency
 from vit_slim.stage import State
 
 LARGE, SIZE, STRIDE = (9, 6), (6, 4), (4, 3)  # patches overlap
-WIDTH, GRID, PATCH, PATCHES, LEFT, BATCH = 12, (6, 4), 4, 24, 15, 3
 
 
 def some_places(rows, count, left, draws):
@@ -49,43 +45,3 @@ def test_saliency_of_any_grid(grid):
     actual = saliency(image, side, side, grid)
     expected = patch_scores.saliency(image[0].double(), grid, side, side)
     assert_close(actual[0], expected, 4, 3, sum(grid), scale=1.0)
-
-
-@pytest.mark.parametrize("count", [2, 3, 128])
-def test_otsus_threshold_against_trying_all(count):
-    scores = torch.randn(8, count, generator=generator(2)).exp()
-    for score, actual in zip(scores, above_otsu(scores), strict=True):
-        assert actual.tolist() == otsu(score.tolist())
-
-
-def test_equal_scores_have_no_foreground():
-    assert above_otsu(torch.full((2, 8), 0.3)).tolist() == [[0.0] * 8] * 2
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
-    """Of what an earlier stage has left; of the sum of all modalities where they keep the same places, else of their own."""
-    draws, side, rows = generator(3), (PATCH, PATCH), len(MODALITIES) * BATCH
-    images = torch.rand(rows, 3, GRID[0] * PATCH, GRID[1] * PATCH, generator=draws)
-    places = some_places(rows, PATCHES, LEFT, draws)
-    scores = torch.randn(rows, LEFT, generator=draws, requires_grad=True)
-    known = saliency(images, side, side, GRID)
-    state = State(GRID, MODALITIES, shared, saliency=known, positions=places)
-    torch.manual_seed(shift_seed())
-    score = SelfSupervised(WIDTH, GRID, 2.5, MODALITIES).train()
-    terms, exact = [], scores.detach().double().requires_grad_()
-    slow = [
-        torch.tensor(patch_scores.saliency(image.double(), GRID, side, side)) for image in images
-    ]
-    for row in range(rows):
-        mask = otsu((sum(slow[row % BATCH :: BATCH]) if shared else slow[row]).tolist())
-        for number, place in enumerate(places[row].tolist()):
-            p = 1 / (1 + (-exact[row, number]).exp())
-            terms.append(-mask[place] * p.log() - (1 - mask[place]) * (1 - p).log())
-    expected = 2.5 * sum(terms) / len(terms)
-    actual = score.loss(scores, state)
-    assert_close(actual, expected, BATCH * LEFT, len(MODALITIES))
-    assert_close(
-        *(torch.autograd.grad(*each)[0] for each in ((actual, scores), (expected, exact))), 3, 3
-    )
-    assert score.eval().loss(scores, state) is None and not score.reads_saliency

@@ -82,6 +82,7 @@ def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog)
     ("name", "phrases"),
     [
         ("salincy", ["'salincy'", "the nearest is 'saliency'"]),
+        ("self_supervised", ["it must be 'saliency', or package.module:Class"]),
         ("nowhere:Score", ["'nowhere:Score'", "No module"]),
         (f"{__name__}:Unsuited", [f"'{__name__}:Unsuited'", "vit_slim.Score"]),
     ],
@@ -94,13 +95,9 @@ def test_an_unsuited_score_is_one_sentence_before_anything_is_written(
 
 
 def test_settings_reach_the_scores_by_their_names():
-    cfg = tiny_cfg(
-        "MODEL.SLIM_LOSS_WEIGHT", "3.0", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]"
-    )
-    settings = {"keep": (0.4,), "loss_weight": 3.0, "names": ("RGB",)}
+    cfg = tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]")
     score = make_score(f"{__name__}:Noted", cfg, 24, (4, 2), ("RGB",))
-    assert score.settings == settings
-    assert make_score("self_supervised", cfg, 24, (4, 2)).loss_weight == 3.0
+    assert score.settings == {"keep": (0.4,), "names": ("RGB",)}
 
 
 @pytest.mark.parametrize("name", ["nowhere:Score", r"'nowhere\x3aScore'"])

@@ -6,10 +6,12 @@ import math
 import pytest
 import timm
 import torch
+from learned import Learned
 from numeric import assert_close
 from slim_models import (
     CASES,
     PATH,
+    WIDTH,
     by_saliency,
     compare,
     learned,
@@ -48,13 +50,13 @@ def test_without_extra_tokens(name):
 def test_by_a_score_with_weights(merge):
     """Its gradient goes through the weights of the extra tokens, and with `merge` alone there is one."""
     slow_score = lambda model, images: learned(model.slimming)  # noqa: E731
-    learns = compare(CASES["ViT"], "self_supervised", (1, 2), (0.6, 0.5), slow_score, merge=merge)
+    learns = compare(CASES["ViT"], Learned, (1, 2), (0.6, 0.5), slow_score, merge=merge)
     assert learns == merge
 
 
 def test_keeping_all_is_the_dense_model(case):
     """Where no token is dropped, bit by bit, as no token moves; gradients too."""
-    dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), "self_supervised")
+    dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), Learned)
     images = case.draw().requires_grad_()
     actual, expected = case.call(model, images), case.call(dense, images)
     assert torch.equal(actual, expected)
@@ -73,7 +75,7 @@ def test_taking_slimming_off_restores_the_model(case):
     dense = case.model()
     model, images = copy.deepcopy(dense), case.draw()
     expected = case.call(dense, images)
-    assert demo_sdtps.slim(model, (1, 2), (0.5, 0.5), "self_supervised") is model
+    assert demo_sdtps.slim(model, (1, 2), (0.5, 0.5), Learned(WIDTH)) is model
     assert not torch.equal(case.call(model, images)[0, 0], expected[0, 0])
     assert demo_sdtps.unslim(model) is model
     for one, other in zip(model.modules(), dense.modules(), strict=True):
@@ -113,11 +115,10 @@ def test_operations_are_a_budget(name, settings):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamo", [True, False])
-@pytest.mark.parametrize("score", ["saliency", "self_supervised"])
-def test_torchs_exporters_write_onnx(tmp_path, score, dynamo):
+def test_torchs_exporters_write_onnx(tmp_path, dynamo):
     """Of any batch, also with images of one colour, whose patches all score the same."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    _, model, _ = slim_both(CASES["timm"], (0, 2), (0.6, 0.5), score)
+    _, model, _ = slim_both(CASES["timm"], (0, 2), (0.6, 0.5))
     model, path = model.float(), tmp_path / "model.onnx"
     shapes = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=64)},)}
     axes = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from learned import Learned
 from numeric import assert_close, generator, shift_seed
 from processes import results_of_two
 from sdtps_cases import assert_gradients_equal
@@ -65,6 +66,7 @@ def pair(build, score="saliency", **settings):
     """A slimmed model, and `recomputing(recompute, reentrant)`, which makes copies of it that compute again."""
     plain = make_case(build).model()
     path = "tower.blocks" if hasattr(plain, "tower") else "blocks"
+    score = score(WIDTH) if isinstance(score, type) else score
     demo_sdtps.slim(plain.train(), *STAGES, score, blocks_at=path, **settings)
 
     def recomputing(recompute, reentrant=False):
@@ -81,7 +83,7 @@ def pair(build, score="saliency", **settings):
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
 @pytest.mark.parametrize("kind", [*RECOMPUTED, "stem"])
-@pytest.mark.parametrize("score", ["saliency", "self_supervised"])
+@pytest.mark.parametrize("score", ["saliency", Learned])
 def test_recomputation_gives_the_same_gradients(score, kind, reentrant):
     """Of what is computed again, with numbers drawn in blocks, and several forwards before the backward pass."""
     plain, recomputing = pair(partial(Tower, dropout=0.2), score)
@@ -152,7 +154,7 @@ def test_tokens_that_checkpointing_knows_are_tensors_for_everybody_else(tmp_path
 
 @pytest.mark.parametrize("way", ["image by image", "stacked"])
 def test_the_loss_is_the_mean_over_images_and_stages(way):
-    _, model, _ = slim_both(host_case(way, shared=False), *STAGES, "self_supervised")
+    _, model, _ = slim_both(host_case(way, shared=False), *STAGES, Learned)
     losses = []
     model.slimming.register_forward_hook(lambda module, args, step: losses.append(step.loss))
     call_host(model.train(), host_case().draw(6))
@@ -165,7 +167,7 @@ def test_the_loss_is_the_mean_over_images_and_stages(way):
 
 def test_a_forward_without_a_loss_is_told():
     """In evaluation, by a score that does not learn, and without a gradient, which reentrant checkpointing computes later."""
-    _, model, _ = slim_both(host_case(), *STAGES, "self_supervised")
+    _, model, _ = slim_both(host_case(), *STAGES, Learned)
     images = host_case().draw(6)
     call_host(model.eval(), images)
     with pytest.raises(UserError, match="no loss of a score"):
@@ -184,9 +186,7 @@ def test_a_forward_without_a_loss_is_told():
 # Precision, compiler, processes
 
 
-@pytest.mark.parametrize(
-    ("name", "score"), [("timm, rotary", "saliency"), ("open_clip", "self_supervised")]
-)
+@pytest.mark.parametrize(("name", "score"), [("timm, rotary", "saliency"), ("open_clip", Learned)])
 def test_half_precision_runs_and_is_near(name, score):
     _, model, _ = slim_both(CASES[name], (1,), (0.6,), score)
     model, images = model.float().train(), CASES[name].draw().float()
@@ -206,11 +206,11 @@ def test_half_precision_runs_and_is_near(name, score):
 @pytest.mark.parametrize(
     ("name", "score", "backend"),
     [
-        ("timm", "self_supervised", "eager"),
+        ("timm", Learned, "eager"),
         *(
             pytest.param(*case, "aot_eager", marks=pytest.mark.soak)
             for case in [
-                ("timm", "self_supervised"),
+                ("timm", Learned),
                 ("timm, rotary", "saliency"),
                 ("open_clip", "saliency"),
                 ("torchvision", "saliency"),
@@ -242,7 +242,7 @@ def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, backen
         expected, theirs = step(case.call, plain.train(), images)
         assert_close(actual[0], expected[0], *PATH)
         assert_gradients_equal(ours, theirs, BACK)
-        if score == "self_supervised":
+        if score is Learned:
             case.call(compiled, images)
             losses = [demo_sdtps.slim_loss(each) for each in (compiled, plain)]
             assert_close(*losses, *PATH)
@@ -258,7 +258,7 @@ def train_share():
     """The weights after some steps, each process with its part of the images."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     case = CASES["timm"]
-    model = demo_sdtps.slim(case.model(), (1, 2), (0.6, 0.5), "self_supervised").train()
+    model = demo_sdtps.slim(case.model(), *STAGES, Learned(WIDTH)).train()
     network = DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for number in range(DDP_STEPS):

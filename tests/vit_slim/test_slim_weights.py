@@ -14,6 +14,7 @@ from demo_sdtps.modeling.checkpoints.names import to_demo
 from demo_sdtps.modeling.demo import make_model
 
 STAGES = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
+LEARNED = "learned:Learned"
 ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]")
 
 
@@ -78,7 +79,7 @@ def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, eva
 
 def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate):
     weights = checkpoint(demo=True)
-    code, _, stderr = evaluate(weights, *STAGES, *score("self_supervised"))
+    code, _, stderr = evaluate(weights, *STAGES, *score(LEARNED))
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
     assert f"The weights {weights} do not fit" in stderr and "slimming.scores.0." in stderr
 
@@ -87,13 +88,11 @@ def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate):
 def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(
     checkpoint, evaluate, caplog, opts
 ):
-    with_score = evaluate(checkpoint(*STAGES, *score("self_supervised")), *opts)
+    with_score = evaluate(checkpoint(*STAGES, *score(LEARNED)), *opts)
     assert "so it is left out" in caplog.text and len(caplog.records) == 1
     backbone = {
         name: tensor
-        for name, tensor in read_checkpoint(
-            checkpoint(*STAGES, *score("self_supervised"))
-        ).model.items()
+        for name, tensor in read_checkpoint(checkpoint(*STAGES, *score(LEARNED))).model.items()
         if not name.startswith("slimming.")
     }
     path = checkpoint()

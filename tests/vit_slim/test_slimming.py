@@ -36,7 +36,7 @@ PLAIN = ("MODEL.SIE_CAMERA", False, "MODEL.DROP_PATH", 0, "INPUT.JOINT_AUGMENTAT
 def build(name, blocks, keep, *opts):
     """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
     stages = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep)
-    opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "self_supervised", *opts)))
+    opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "learned:Learned", *opts)))
     torch.manual_seed(shift_seed())
     if name in ("test_vit", "CLIP"):
         kind = ["MODEL.PATCH_SIZE", 16]
@@ -172,12 +172,10 @@ def test_the_stages_record_what_they_scored_and_kept():
 
 def test_dropped_patches_far_below_the_best_still_make_a_mean():
     """As logits are, that differ by hundreds in sum."""
-    cfg, backbone, slimming = build(
-        "test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "self_supervised"
-    )
+    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]")
     with torch.no_grad():
         for head in slimming.scores[0].heads.values():
-            head[3].weight.mul_(1e4)
+            head[1].weight.mul_(1e4)
     block_inputs = []
     backbone.vit.blocks[1].register_forward_pre_hook(
         lambda _, inputs: block_inputs.append(inputs[0])

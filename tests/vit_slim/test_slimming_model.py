@@ -18,7 +18,6 @@ from demo_sdtps.evaluation.protocol import encode_cases
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.precision import inference
-from vit_slim.scores import SCORES
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
 COUNTS = (16, 12)
@@ -27,15 +26,13 @@ FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in scores and their sum over the modalities, at most; scores are float32."""
-QUICKEST = ("saliency", "self_supervised")
+LEARNED = "learned:Learned"
 EVIT, TOME = (f"studies.baselines:{name}" for name in ("EViT", "ToMe"))
 
 
-def every(*scores, quickest=QUICKEST):
-    slow = [
-        pytest.param(score, marks=pytest.mark.slow) for score in scores if score not in quickest
-    ]
-    return pytest.mark.parametrize("score", [*quickest, *slow])
+def every(*slow, quick=("saliency", LEARNED)):
+    slow = [pytest.param(score, marks=pytest.mark.slow) for score in slow]
+    return pytest.mark.parametrize("score", [*quick, *slow])
 
 
 def slim_model(score="saliency", *opts):
@@ -77,13 +74,11 @@ def alike(one, other):
     return actual
 
 
-@every(*SCORES, EVIT)
+@every(EVIT)
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
-    model = warm_up(
-        slim_model(score, "MODEL.SLIM_SHARED", score != "self_supervised", *FUSION)
-    ).double()
+    model = warm_up(slim_model(score, "MODEL.SLIM_SHARED", score != LEARNED, *FUSION)).double()
     images, _ = random_images(1, batch=5)
     images, cameras = exact(images), torch.tensor([3, 1, 1, 3, 1])
     together = encode_cases(model, images, cameras, CASES)
@@ -104,9 +99,7 @@ def test_every_case_of_missing_modalities(score):
 def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     """Values, loss and gradients in training are those of each triplet alone, whose missing images count for nothing."""
     opts = ("MODEL.SLIM_SHARED", is_shared, "MODEL.USE_SDTPS", True)
-    model = warm_up(
-        slim_model("self_supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)
-    ).double()
+    model = warm_up(slim_model(LEARNED, *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
     model.slimming.train()
     images, cameras = random_images(8, batch=len(CASES))
     images = exact(images)
@@ -164,7 +157,7 @@ def test_the_modules_after_it_see_the_remaining_patches(opts):
         assert model.select_patches(encoded)["TI"].tokens.shape[1] == expected
 
 
-@every(*SCORES, EVIT, TOME, quickest=())
+@every("saliency", LEARNED, EVIT, TOME, quick=())
 def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
     model = slim_model(score, *FUSION).train()
@@ -176,7 +169,7 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     assert gradient.shape == (4, 3, 64, 32)
 
 
-@every(*SCORES, EVIT, TOME)
+@every(EVIT, TOME)
 def test_bfloat16_is_near_float32(score):
     """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
     model = warm_up(slim_model(score))
@@ -195,4 +188,4 @@ def test_bfloat16_is_near_float32(score):
     loss.backward()
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
-    assert ("auxiliary" in parts) == (score == "self_supervised")
+    assert ("auxiliary" in parts) == (score == LEARNED)

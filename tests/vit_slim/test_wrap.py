@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
+from learned import Learned
 from numeric import assert_close, assert_order, generator, tolerance
 from slim_models import (
     CASES,
@@ -64,7 +65,7 @@ def test_images_of_a_forward_by_their_tokens(way):
     """A score that reads tokens is each image's own."""
     case = host_case(way)
     score = lambda model, images: learned(model.slimming)  # noqa: E731
-    compare(case, "self_supervised", *STAGES, score, case.draw(6))
+    compare(case, Learned, *STAGES, score, case.draw(6))
 
 
 class Batches(nn.Module):
@@ -205,7 +206,7 @@ def saved(model):
 def test_copies_compute_by_their_own_weights(copy_of):
     """Also one between a forward and its backward pass, which has no loss of that forward; its graph cannot be copied."""
     case = CASES["timm"]
-    model, images = demo_sdtps.slim(case.model(), *STAGES, "self_supervised"), case.draw()
+    model, images = demo_sdtps.slim(case.model(), *STAGES, Learned(WIDTH)), case.draw()
     expected = case.call(model, images)
     case.call(model.train(), images)
     other = copy_of(model)
@@ -223,12 +224,12 @@ def test_copies_compute_by_their_own_weights(copy_of):
 
 def test_weights_of_scores_are_in_the_state_dict():
     case = CASES["timm"]
-    dense, model, _ = slim_both(case, *STAGES, "self_supervised")
+    dense, model, _ = slim_both(case, *STAGES, Learned)
     names = model.state_dict().keys()
     assert names >= dense.state_dict().keys()
     added = {name.rpartition(".heads.")[0] for name in names - dense.state_dict().keys()}
     assert added == {"slimming.scores.0", "slimming.scores.1"}
-    other = demo_sdtps.slim(case.model(), *STAGES, "self_supervised")
+    other = demo_sdtps.slim(case.model(), *STAGES, Learned(WIDTH))
     other.load_state_dict(model.state_dict())
     assert torch.equal(case.call(other, case.draw()), case.call(model, case.draw()))
 
@@ -266,7 +267,7 @@ def test_slimming_is_no_layer_of_a_container(build, settings):
     model, images = build(), torch.randn(2, 3, 64, 32, generator=generator(1))
     children = [name for name, _ in model.named_children()]
     expected = model(images)
-    demo_sdtps.slim(model, (1,), (1.0,), "self_supervised", **settings)
+    demo_sdtps.slim(model, (1,), (1.0,), Learned(WIDTH), **settings)
     assert torch.equal(model(images), expected)
     assert [name for name, _ in model.named_children()] == children
     assert model.slimming.counts(8) == (8,)

@@ -1,0 +1,37 @@
+"""A score that learns, which the project has none of: MODEL.SLIM_SCORE learned:Learned."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vit_slim import Score, State
+from vit_slim.stage import split_rows
+
+
+class Learned(Score):
+    """LayerNorm → Linear(1) for the images of each name, which learns by the patches of more saliency than the mean of an image."""
+
+    weight = 5.0
+
+    def __init__(self, width, grid=(0, 0), names=State.names, **settings):
+        super().__init__(width, grid, **settings)
+        self.heads = nn.ModuleDict(
+            {name: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1)) for name in names}
+        )
+
+    @property
+    def reads_saliency(self):
+        return self.training
+
+    def score(self, tokens, context):
+        rows = split_rows(tokens, context.names).items()
+        return torch.cat([self.heads[name](each) for name, each in rows]).squeeze(-1).float()
+
+    def loss(self, scores, context):
+        """Without the patches of a missing image."""
+        if not self.training:
+            return None
+        known = context.saliency
+        masks = (known > known.mean(dim=1, keepdim=True)).float().gather(1, context.places(scores))
+        present = None if context.missing is None else 1.0 - context.missing.float()
+        return self.weight * F.binary_cross_entropy_with_logits(scores, masks, present)
