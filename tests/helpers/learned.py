@@ -9,7 +9,7 @@ from vit_slim.stage import split_rows
 
 
 class Learned(Score):
-    """LayerNorm → Linear(1) for the images of each name, which learns by the patches of more saliency than the mean of an image."""
+    """LayerNorm → Linear(1) for the images of each name, which learns the patches of more saliency than their mean."""
 
     weight = 5.0
 

@@ -82,7 +82,6 @@ def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog)
     ("name", "phrases"),
     [
         ("salincy", ["'salincy'", "the nearest is 'saliency'"]),
-        ("self_supervised", ["it must be 'saliency', or package.module:Class"]),
         ("nowhere:Score", ["'nowhere:Score'", "No module"]),
         (f"{__name__}:Unsuited", [f"'{__name__}:Unsuited'", "vit_slim.Score"]),
     ],
