@@ -8,14 +8,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.base import (
-    SPLITS,
-    TRAIN,
-    VALIDATION,
-    Reader,
-    Sample,
-    identity_labels,
-)
+from demo_sdtps.datasets.base import SPLITS, TRAIN, VALIDATION, Reader, Sample, identity_labels
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
 from demo_sdtps.datasets.published import MARKER, READERS

@@ -92,11 +92,7 @@ def locate_synthetic(root: Path) -> Path:
 RGBNT201_LAYOUT = "/RGBNT201/{train_171,test}/{RGB,NI,TI}/" + RGBNT201_NAMES.example
 BOXES_LAYOUT = "/{bounding_box_train,query,bounding_box_test}/"
 READERS = {
-    "RGBNT201": Reader(
-        read_rgbnt201,
-        layout=RGBNT201_LAYOUT,
-        published=RGBNT201_COUNTS,
-    ),
+    "RGBNT201": Reader(read_rgbnt201, layout=RGBNT201_LAYOUT, published=RGBNT201_COUNTS),
     "RGBNT100": Reader(
         read_rgbnt100, layout="/RGBNT100/rgbir" + BOXES_LAYOUT + RGBNT100_NAMES.example
     ),

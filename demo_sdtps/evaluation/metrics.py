@@ -12,12 +12,7 @@ import numpy as np
 import torch
 
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.distances import (
-    Comparison,
-    Distances,
-    complete_side,
-    measure_distances,
-)
+from demo_sdtps.evaluation.distances import Comparison, Distances, complete_side, measure_distances
 
 
 class Labels(NamedTuple):

@@ -16,12 +16,7 @@ from demo_sdtps.config.common import EMBEDDING_METHODS, print_lines
 from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets.images import parallel
 from demo_sdtps.evaluation import metrics, protocol, tables
-from demo_sdtps.evaluation.protocol import (
-    CASES,
-    Model,
-    load_model_and_data,
-    missing_cases,
-)
+from demo_sdtps.evaluation.protocol import CASES, Model, load_model_and_data, missing_cases
 from demo_sdtps.modeling.checkpoints.loading import stored_config
 from demo_sdtps.modeling.demo import DeMo, missing_modalities
 from demo_sdtps.reports.figures import BEST, embed, spread

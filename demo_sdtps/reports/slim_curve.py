@@ -11,11 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import with_values
 from demo_sdtps.config.common import print_lines
 from demo_sdtps.evaluation.operations import count_macs
-from demo_sdtps.evaluation.protocol import (
-    evaluate_reid,
-    load_model_and_data,
-    make_test_data,
-)
+from demo_sdtps.evaluation.protocol import evaluate_reid, load_model_and_data, make_test_data
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption
 from demo_sdtps.reports.figures import COLOURS, kind, plt, save
 from demo_sdtps.runtime.files import write_json

@@ -30,13 +30,7 @@ from demo_sdtps.evaluation.tables import METRICS, RECORD, read_run
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
 from demo_sdtps.modeling.checkpoints.names import load_file
 from demo_sdtps.runtime.device import choose_device, choose_precision, log_to, set_seed
-from demo_sdtps.runtime.distributed import (
-    all_gather_object,
-    check_equal,
-    is_main,
-    rank,
-    world_size,
-)
+from demo_sdtps.runtime.distributed import all_gather_object, check_equal, is_main, rank, world_size
 from demo_sdtps.runtime.files import LOCK, atomic_write, lock_file, write_json
 from demo_sdtps.runtime.threads import threads_by_user
 

@@ -29,12 +29,7 @@ from demo_sdtps.datasets.loaders import (
     use_cache,
 )
 from demo_sdtps.datasets.transforms import TrainTransform
-from seps.captions import (
-    caption_batches,
-    caption_loader,
-    encode_captions,
-    read_image_texts,
-)
+from seps.captions import caption_batches, caption_loader, encode_captions, read_image_texts
 from seps.model import load_tokenizer
 
 

@@ -9,11 +9,7 @@ from numeric import assert_close, generator, tolerance
 from ranking_cases import LargestResult, rank_distances
 
 from demo_sdtps.evaluation import distances
-from demo_sdtps.evaluation.distances import (
-    Comparison,
-    complete_side,
-    k_reciprocal,
-)
+from demo_sdtps.evaluation.distances import Comparison, complete_side, k_reciprocal
 from tests.reference import reranking as plain
 
 

@@ -147,8 +147,7 @@ def test_a_single_camera_needs_no_embedding():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["test_vit2", "deit_tiny_distilled_patch16_224", "vit_medium_patch16_rope_reg1_gap_256"],
+    "name", ["test_vit2", "deit_tiny_distilled_patch16_224", "vit_medium_patch16_rope_reg1_gap_256"]
 )
 def test_models_without_the_needed_tokens_are_refused(name):
     with pytest.raises(UserError, match=f"MODEL.TRANSFORMER_TYPE.*{name}"), torch.device("meta"):

@@ -13,9 +13,7 @@ from tests.reference.fusion import MODALITIES_OF, Fusion
 GOLDEN, MODES = ("fusion_small", "fusion_hdm_only"), ("eval", "train")
 # width, HEAD (None: HDM alone), patches per modality, batch
 SHAPES = pytest.mark.parametrize(
-    "shape",
-    [(64, 4, 5, 4), (192, 3, 7, 3), (128, None, 4, 1)],
-    ids=str,
+    "shape", [(64, 4, 5, 4), (192, 3, 7, 3), (128, None, 4, 1)], ids=str
 )
 
 

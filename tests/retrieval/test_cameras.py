@@ -100,13 +100,7 @@ def test_an_index_of_other_cameras_is_brought_up_to_date(run, weights, place):
     assert_same_hits(read_rows("x.csv")[1:], hits(weights, place, None, None))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--pattern", "cam"),
-        ("--pattern", "("),
-    ],
-)
+@pytest.mark.parametrize("words", [("--pattern", "cam"), ("--pattern", "(")])
 def test_a_wrong_pattern_is_refused(run, place, words):
     before = contents(place)
     code, _, stderr = run(*FOLDERS, *words)

@@ -115,10 +115,7 @@ def test_re_ranking_is_told(run_search, place):
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [
-        (["--gallery", "galery"], "galery"),
-        (["--query", "query/RGB"], "query/RGB"),
-    ],
+    [(["--gallery", "galery"], "galery"), (["--query", "query/RGB"], "query/RGB")],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(run_search, place, words, named):
     (place / "query" / "RGB" / "x.txt").touch()

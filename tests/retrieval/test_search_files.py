@@ -18,10 +18,7 @@ def hits_by_query(path):
     return actual
 
 
-WAYS = {
-    "exact": (),
-    "re-ranked": ("--re_rank", 6),
-}
+WAYS = {"exact": (), "re-ranked": ("--re_rank", 6)}
 
 
 WAY = pytest.mark.parametrize(

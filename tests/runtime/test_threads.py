@@ -15,11 +15,7 @@ pytestmark = pytest.mark.usefixtures("shallow")
 
 @pytest.mark.parametrize(
     ("files", "cores"),
-    [
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu.max": "max 100000"}, 1e6),
-        ({}, 1e6),
-    ],
+    [({"cpu.max": "150000 100000"}, 1.5), ({"cpu.max": "max 100000"}, 1e6), ({}, 1e6)],
     ids=str,
 )
 def test_the_quota_of_a_container(tmp_path, files, cores):

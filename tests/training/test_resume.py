@@ -22,13 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.training import reid
 from demo_sdtps.training.loop import Meter
-from demo_sdtps.training.run import (
-    Run,
-    digest_lines,
-    file_lines,
-    random_states,
-    set_random_states,
-)
+from demo_sdtps.training.run import Run, digest_lines, file_lines, random_states, set_random_states
 from seps import __main__ as seps
 
 pytestmark = pytest.mark.usefixtures("shallow")

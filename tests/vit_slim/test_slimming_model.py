@@ -3,14 +3,7 @@
 import pytest
 import torch
 from numeric import assert_close, assert_order, tolerance
-from tiny import (
-    PATCHES,
-    WIDTH,
-    pairs,
-    random_images,
-    tiny_cfg,
-    tiny_model,
-)
+from tiny import PATCHES, WIDTH, pairs, random_images, tiny_cfg, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES
@@ -110,8 +103,7 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     together = model.forward_features(images, cameras)
     alone = [
         model.forward_features(
-            {name: image[row : row + 1] for name, image in images.items()},
-            cameras[row : row + 1],
+            {name: image[row : row + 1] for name, image in images.items()}, cameras[row : row + 1]
         )
         for row in range(len(CASES))
     ]

@@ -168,12 +168,7 @@ def replaced():
     ("build", "word", "side", "settings"),
     [
         (vitdet, "needs blocks of tokens", (64, 64), {"blocks_at": "encoder.layer"}),
-        (
-            partial(timm_model, "test_vit", patch_drop_rate=0.25),
-            "patch_drop_rate",
-            (64, 32),
-            {},
-        ),
+        (partial(timm_model, "test_vit", patch_drop_rate=0.25), "patch_drop_rate", (64, 32), {}),
         (Tower, "prefix=2", (32, 32), {"blocks_at": "blocks", "prefix": 2}),
         (Skipping, "layerdrop", (32, 32), {"blocks_at": "blocks"}),
         (Blind, "patches slimming has not seen", (32, 32), {"blocks_at": "tower.blocks"}),

@@ -54,11 +54,7 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    path: Path,
-    cfg: CfgNode,
-    model: nn.Module,
-    epoch: int,
-    state: Mapping[str, object] = {},
+    path: Path, cfg: CfgNode, model: nn.Module, epoch: int, state: Mapping[str, object] = {}
 ) -> None:
     """Write a model's weights, and `state` beside them, by `save_whole`."""
     content = {
