@@ -1,14 +1,6 @@
-"""Scores of patches that need no training, one image and one patch at a time (docs/method.md)."""
+"""The score of patches that needs no training, one image and one patch at a time (docs/method.md)."""
 
 import heapq
-
-
-def mean_attention(attention):
-    """Scores of one image's patches from attention weights (heads, N)."""
-    return [
-        sum(head[place] for head in attention) / len(attention)
-        for place in range(attention.shape[1])
-    ]
 
 
 def saliency(image, grid, size, stride):

@@ -1,5 +1,7 @@
 """Model and loss are one graph for torch.compile (MODEL.COMPILE on a GPU)."""
 
+import shlex
+
 import pytest
 import torch
 from tiny import random_images, tiny_cfg, tiny_model
@@ -10,19 +12,14 @@ from demo_sdtps.training.reid import ReIDLoss, Teacher
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shallow")]
 
-SLIM = [
-    "MODEL.SLIM_BLOCKS",
-    "[0,1]",
-    "MODEL.SLIM_KEEP",
-    "[0.5,0.5]",
-    "INPUT.JOINT_AUGMENTATION",
-    "True",
-]
+SLIM = shlex.split(
+    "MODEL.SLIM_BLOCKS [0,1] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True MODEL.USE_SDTPS False"
+)
 FUSION = ["MODEL.USE_SDTPS", "False", "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"]
 CENTERS = ["MODEL.METRIC_LOSS_TYPE", "triplet_center", "MODEL.DIRECT", "0"]
 CASES = {"dense": (*FUSION, *CENTERS), "SDTPS": ()} | {
-    name: (*SLIM, "MODEL.SLIM_SCORE", score, "MODEL.USE_SDTPS", "False")
-    for name, score in {"saliency": "saliency", "learned": "learned:Learned"}.items()
+    "saliency": SLIM,
+    "learned": (*SLIM, "MODEL.SLIM_SCORE", "learned:Learned"),
 }
 CASES["distilled"] = (*CASES["learned"], *FUSION)
 

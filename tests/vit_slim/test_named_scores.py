@@ -11,12 +11,6 @@ from vit_slim.stage import State
 LARGE, SIZE, STRIDE = (9, 6), (6, 4), (4, 3)  # patches overlap
 
 
-def some_places(rows, count, left, draws):
-    """Those that a stage has left, another choice in each image."""
-    order = torch.rand(rows, count, generator=draws).argsort(dim=1)
-    return order[:, :left].sort(dim=1).values
-
-
 @pytest.mark.parametrize("left", [54, 20], ids=["all patches", "some patches"])
 def test_saliency_equals_the_slow_one(left):
     draws = generator(1)
@@ -24,16 +18,16 @@ def test_saliency_equals_the_slow_one(left):
         step * (patches - 1) + side for step, patches, side in zip(STRIDE, LARGE, SIZE, strict=True)
     )
     images = torch.rand(3, 3, height, width, generator=draws)
-    places = None if left == 54 else some_places(3, 54, left, draws)
+    order = torch.rand(3, 54, generator=draws).argsort(dim=1)  # another choice in each image
+    places = order[:, :left].sort(dim=1).values
     with torch.autocast("cpu", torch.bfloat16):
-        state = State(LARGE, saliency=saliency(images, SIZE, STRIDE, LARGE), positions=places)
+        known = saliency(images, SIZE, STRIDE, LARGE)
+        state = State(LARGE, saliency=known, positions=None if left == 54 else places)
         actual = Saliency(16, LARGE).score(torch.zeros(3, left, 16, requires_grad=True), state)
     assert actual.dtype == torch.float32 and not actual.requires_grad
     for row in range(3):
         slow = patch_scores.saliency(images[row].double(), LARGE, SIZE, STRIDE)
-        expected = torch.tensor(slow, dtype=torch.double)[
-            slice(None) if places is None else places[row]
-        ]
+        expected = torch.tensor(slow, dtype=torch.double)[places[row]]
         # Mean colours of up to 1, their distances, sums along rows and columns.
         assert_close(actual[row], expected, SIZE[0] * SIZE[1], 3, sum(LARGE), scale=1.0)
 

@@ -31,12 +31,8 @@ def checkpoint(tiny_root, tmp_path):
         cfg = load_cfg(BASELINE, words[2:])
         torch.manual_seed(0)
         weights, path = make_model(cfg, 6, 4).state_dict(), tmp_path / "weights.pth"
-        torch.save(
-            to_demo(weights)
-            if demo
-            else {"model": weights, "dataset": "RGBNT201", "config": cfg.dump()},
-            path,
-        )
+        ours = {"model": weights, "dataset": "RGBNT201", "config": cfg.dump()}
+        torch.save(to_demo(weights) if demo else ours, path)
         return path
 
     return write
@@ -48,15 +44,9 @@ def evaluate(command, tiny_root, tmp_path):
 
     def call(weights, *opts):
         actual = tmp_path / "evaluation.json"
-        code, _, stderr = command(
-            test_net.main,
-            *cli_args_for(tiny_root, *opts, config=BASELINE),
-            "--weight",
-            weights,
-            "--overwrite",
-            "--json",
-            actual,
-        )
+        words = ("--weight", weights, "--overwrite", "--json", actual)
+        given = cli_args_for(tiny_root, *opts, config=BASELINE)
+        code, _, stderr = command(test_net.main, *given, *words)
         return code, read_cases(actual)["None"] if code == 0 else None, stderr
 
     return call
@@ -88,14 +78,11 @@ def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate):
 def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(
     checkpoint, evaluate, caplog, opts
 ):
-    with_score = evaluate(checkpoint(*STAGES, *score(LEARNED)), *opts)
+    path = checkpoint(*STAGES, *score(LEARNED))
+    with_score = evaluate(path, *opts)
     assert "so it is left out" in caplog.text and len(caplog.records) == 1
-    backbone = {
-        name: tensor
-        for name, tensor in read_checkpoint(checkpoint(*STAGES, *score(LEARNED))).model.items()
-        if not name.startswith("slimming.")
-    }
-    path = checkpoint()
+    weights = read_checkpoint(path).model
+    backbone = {name: weights[name] for name in weights if not name.startswith("slimming.")}
     torch.save({"model": backbone, "dataset": "RGBNT201"}, path)
     assert with_score[:2] == evaluate(path, *opts)[:2]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numeric import assert_close, shift_seed
+from numeric import assert_close, generator, shift_seed
 from sdtps_cases import assert_gradients_equal
 from slim_models import learned, nudge, probe_gradients
 from tiny import (
@@ -170,30 +170,20 @@ def test_the_stages_record_what_they_scored_and_kept():
             scored = kept
 
 
-def test_dropped_patches_far_below_the_best_still_make_a_mean():
-    """As logits are, that differ by hundreds in sum."""
-    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]")
-    with torch.no_grad():
-        for head in slimming.scores[0].heads.values():
-            head[1].weight.mul_(1e4)
-    block_inputs = []
-    backbone.vit.blocks[1].register_forward_pre_hook(
-        lambda _, inputs: block_inputs.append(inputs[0])
-    )
-    stem = run_stem(backbone, images := draw(cfg), 1)
-    actual = slim_backbone(slimming, backbone, stem, images)
-    score = actual.stages[0].score["RGB"]
-    assert (score.amax(dim=1) - score.amin(dim=1)).min() > 1000
-    for row, extra in enumerate(block_inputs[0][:2, -1]):
-        others = sorted(set(range(8)) - set(actual.stages[0].kept["RGB"][row].tolist()))
-        patches = stem["RGB"][row, 1:][others]
-        weights = (score[row, others] - score[row, others].max()).double().exp()
-        assert_close(extra, weights @ patches / weights.sum(), 8, 8)
-
-
 class Spread(Score):
     def score(self, tokens, context):
-        return tokens.detach().float().std(dim=-1)
+        return 1e4 * tokens.detach().float().std(dim=-1)
+
+
+def test_dropped_patches_far_below_the_best_still_make_a_mean():
+    """As logits are, that differ by hundreds in sum."""
+    tokens = torch.randn(2, 9, 8, generator=generator(2), dtype=torch.double)
+    step = run_stage(tokens, State((2, 4)), Spread(8, (2, 4)), keep=4)
+    assert (step.score.amax(dim=1) - step.score.amin(dim=1)).min() > 1000
+    for row, extra in enumerate(step.values[:, -1]):
+        others = sorted(set(range(8)) - set(step.state.positions[row].tolist()))
+        weights = (step.score[row, others] - step.score[row, others].max()).double().exp()
+        assert_close(extra, weights @ tokens[row, 1:][others] / weights.sum(), 8, 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
