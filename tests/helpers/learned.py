@@ -9,15 +9,16 @@ from vit_slim.stage import split_rows
 
 
 class Learned(Score):
-    """LayerNorm → Linear(1) for the images of each name, which learns the patches of more saliency than their mean."""
+    """An MLP for the images of each name, which learns the patches of more saliency than their mean."""
 
     weight = 5.0
 
     def __init__(self, width, grid=(0, 0), names=State.names, **settings):
         super().__init__(width, grid, **settings)
-        self.heads = nn.ModuleDict(
-            {name: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1)) for name in names}
-        )
+        self.heads = nn.ModuleDict()
+        for name in names:
+            layers = nn.LayerNorm(width), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, 1)
+            self.heads[name] = nn.Sequential(*layers)
 
     @property
     def reads_saliency(self):
