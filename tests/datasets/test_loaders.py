@@ -1,7 +1,6 @@
 """Batches of triplets and of captions: the same for any number of processes, with the cache and without."""
 
 import random
-import shlex
 from collections import Counter
 from pathlib import Path
 from traceback import clear_frames
@@ -174,14 +173,8 @@ def test_a_bug_keeps_its_type_and_trace(tiny_root, workers):
 @pytest.mark.slow
 def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
     """At once, or after DATALOADER.TIMEOUT where Python swallows the error that torch raises in its signal handler."""
-    words = cli_args_for(
-        tiny_root,
-        "OUTPUT_DIR",
-        tmp_path / "run",
-        *shlex.split(
-            "DATALOADER.NUM_WORKERS 2 DATASETS.CACHE no SOLVER.MAX_EPOCHS 1000 DATALOADER.TIMEOUT 8"
-        ),
-    )
+    opts = "DATALOADER.NUM_WORKERS 2 DATASETS.CACHE no SOLVER.MAX_EPOCHS 1000 DATALOADER.TIMEOUT 8"
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *opts.split())
     with started("train_net.py", *words) as run:
         wait_for(run, tmp_path / "run" / "metrics.json")
         kill_child(run)

@@ -74,10 +74,8 @@ def assert_close(
     actual, expected = actual[finite], expected[finite]
     if scale is None:
         scale = float(expected.abs().max())
-    error, allowed = (
-        float((actual - expected).abs().max()),
-        tolerance(*lengths, dtype=dtype) * scale,
-    )
+    error = float((actual - expected).abs().max())
+    allowed = tolerance(*lengths, dtype=dtype) * scale
     if MARGINS and allowed:
         with open(MARGINS, "a", encoding="utf-8") as file:
             file.write(f"{error / allowed:.3f} {os.environ.get('PYTEST_CURRENT_TEST', '')}\n")

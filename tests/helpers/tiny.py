@@ -113,11 +113,9 @@ def exact(module, images=None):
     module = copy.deepcopy(module).double()
     if hasattr(module, "heads"):
         module.heads.float()
-    return (
-        module
-        if images is None
-        else (module, {modality: image.double() for modality, image in images.items()})
-    )
+    if images is None:
+        return module
+    return module, {modality: image.double() for modality, image in images.items()}
 
 
 @torch.no_grad()

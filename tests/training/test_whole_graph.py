@@ -21,6 +21,7 @@ CASES = {"dense": (*FUSION, *CENTERS), "SDTPS": ()} | {
     "saliency": SLIM,
     "learned": (*SLIM, "MODEL.SLIM_SCORE", "learned:Learned"),
 }
+QUICK = "SDTPS", "learned"
 CASES["distilled"] = (*CASES["learned"], *FUSION)
 
 
@@ -40,10 +41,7 @@ def compile_whole(*modules):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.soak] * (name not in ("SDTPS", "learned")))
-        for name in CASES
-    ],
+    [pytest.param(name, marks=[pytest.mark.soak] * (name not in QUICK)) for name in CASES],
 )
 def test_model_and_loss_are_one_graph(name):
     """In training and in evaluation, with the results of no graph to the last bit."""

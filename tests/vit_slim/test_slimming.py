@@ -126,15 +126,10 @@ def test_values_and_gradients_are_those_of_the_slow_version(name, blocks, keep, 
     stem = run_stem(backbone, images, slimming.blocks[0])
     actual = slim_backbone(slimming, backbone, stem, images)
     named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
+    outputs = [torch.cat(list(each.values())) for each in (actual.tokens, actual.global_feats)]
     ours, theirs = (
         torch.cat([patches, class_tokens.unsqueeze(1)], dim=1)
-        for patches, class_tokens in (
-            [
-                torch.cat(list(by_modality.values()))
-                for by_modality in (actual.tokens, actual.global_feats)
-            ],
-            slow(cfg, backbone, slimming, images, actual.stages),
-        )
+        for patches, class_tokens in (outputs, slow(cfg, backbone, slimming, images, actual.stages))
     )
     assert_close(ours, theirs, *SCORE)
     gradients = probe_gradients(ours, named), probe_gradients(theirs, named)
