@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from demo_sdtps.config.load import get_cfg, load_cfg
     from demo_sdtps.modeling.demo import make_model
-    from demo_sdtps.modeling.losses import distill_loss
+    from demo_sdtps.modeling.losses import distill_loss, feature_distill_loss
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
     from demo_sdtps.plug_in.hosts import add_config
     from demo_sdtps.plug_in.patch import patch
@@ -24,6 +24,7 @@ __all__ = [
     "MultiModalSDTPS",
     "add_config",
     "distill_loss",
+    "feature_distill_loss",
     "get_cfg",
     "load",
     "load_cfg",
@@ -43,6 +44,7 @@ MODULES = {
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps",
     "add_config": "demo_sdtps.plug_in.hosts",
     "distill_loss": "demo_sdtps.modeling.losses",
+    "feature_distill_loss": "demo_sdtps.modeling.losses",
     "get_cfg": "demo_sdtps.config.load",
     "load": "demo_sdtps.retrieval.reid",
     "load_cfg": "demo_sdtps.config.load",

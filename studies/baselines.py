@@ -226,5 +226,5 @@ class DropThenMerge(ToMe):
         self.drop = Saliency(width, grid)
 
     def run(self, block: Block, values: torch.Tensor, state: State, keep: int, merge: bool) -> Step:
-        scorer = self.drop if state.positions is None else super()
-        return scorer.run(block, values, state, keep, merge)
+        run = self.drop.run if state.positions is None else super().run
+        return run(block, values, state, keep, merge)

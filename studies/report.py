@@ -30,7 +30,7 @@ BySeed = dict[str, float]
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """The result of a study at `path`, such as docs/results/slimming.json."""
+    """The result of a study at `path`, such as docs/results/persons.json."""
     result = read_json(path, {"title": str, "version": str, "patterns": [int], "variants": list})
     if result is None:
         raise UserError(f"{path} is no result of a study; give another --json.")
@@ -182,7 +182,8 @@ def identity_difference(row: Row, baseline: Row) -> tuple[float, float, float] |
     totals = gains[draws].sum(axis=1)
     ratios = 100 * totals[:, 0] / totals[:, 1]
     mean = 100 * gains[:, 0].sum() / gains[:, 1].sum()
-    return float(mean), *map(float, np.quantile(ratios, (0.025, 0.975)))
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    return float(mean), float(low), float(high)
 
 
 def seed_count(result: Result) -> str:

@@ -23,7 +23,8 @@ Optional keys of a study:
     similarity: True              measure how alike the outputs are (studies/measure.py)
     identities: True              measure the average precision by identity, for intervals by a bootstrap over identities
     roots: [DIR0, DIR1]           folds of the data: the run of a seed s has DATASETS.ROOT_DIR the (s modulo their number)-th
-    validation: True              the metrics are those of the identities that DATASETS.VALIDATION leaves out, for choices
+    validation: True              the metrics of the training's end are those of the identities that DATASETS.VALIDATION leaves
+                                  out, for choices
     times: True                   time the variants in turns
 
 and of a variant:
@@ -154,13 +155,14 @@ class Variant:
     def facts(self) -> dict[str, Any]:
         """What a result says of the variant."""
         weights = (word for key, one in self.sources.items() for word in (key, f"<{one.name}>"))
-        facts = {
+        facts: dict[str, Any] = {
             "name": self.name,
             "family": self.family,
             "rate": self.rate,
             "configuration": self.configuration,
             "command": shlex.join([COMMAND, "train", *self.arguments, *weights]),
             "evaluation": shlex.join(self.evaluation),
+            "roots": list(self.roots),
             "against": self.against,
         }
         return {key: value for key, value in facts.items() if value}

@@ -39,8 +39,9 @@ MARKED = re.compile(
     rf"^({TABLE_MARKER}(.+?) -->\n)(?:(?!{TABLE_MARKER}).)*?(<!-- end -->)", re.S | re.M
 )
 SUMMARY = {
-    "dense": "dense, sixteen epochs",
-    "dense, with the dense teacher": "dense with the dense teacher",
+    "dense, eight epochs": "dense",
+    "dense, sixteen epochs": "dense, sixteen epochs",
+    "dense, sixteen epochs, with the teacher": "dense with the dense teacher",
     "`slim` by default, without training": "slimmed without training, 72 %",
     "ToMe, without training": "ToMe without training, 67 %",
     "EViT, without training": "EViT without training, 68 %",
@@ -52,9 +53,8 @@ SUMMARY = {
     "EViT, half": "EViT, 52 %",
     "SDTPS": "SDTPS",
 }
-"""Rows of the README's table: what it is called there, and the variant of the studies of real images."""
-REAL = ("persons", "persons_modules", "nyala")
-"""Studies of real images, of which a later one of the same data has what an earlier one has not."""
+"""Rows of the README's table: what it is called there, and the variant of studies/real/persons.yml or persons_modules.yml."""
+DENSE = ("dense", "dense, sixteen epochs")
 TAUGHT = "dense with the dense teacher"
 
 REFERENCE = {
@@ -183,16 +183,10 @@ def demo(result: Record) -> str:
 
 
 def demo_ranges(result: Record) -> dict[int, tuple[float, float, float]]:
-    """By return pattern the mean mAP, in percent, of the runs of studies/demo.yml, and the interval of 95 % of other seeds.
-
-    A seed counts once: its runs in two precisions have nearly the same mAP.
-    """
-    ranges = {}
-    for pattern in RETURN_PATTERNS:
-        by_seed = [final_metric(variant, pattern).values() for variant in result["variants"]]
-        maps = [float(np.mean(values)) for values in zip(*by_seed, strict=True)]
-        ranges[pattern] = interval(maps, 1 + 1 / len(maps))
-    return ranges
+    """By return pattern the mean mAP, in percent, of the runs of studies/demo.yml, and the interval of 95 % of other seeds."""
+    (variant,) = result["variants"]
+    maps = {pattern: [*final_metric(variant, pattern).values()] for pattern in RETURN_PATTERNS}
+    return {pattern: interval(values, 1 + 1 / len(values)) for pattern, values in maps.items()}
 
 
 def demo_comparison(run: Path) -> str:
@@ -228,8 +222,8 @@ def deploy(record: Record) -> str:
 def study(name: str, result: Record) -> str:
     """A study's table below its file, or below a sentence where what it compared has left the project."""
     files = [f"studies/{folder}{name}.yml" for folder in ("", "real/")]
-    found = [f"`{file}`" for file in files if (ROOT / file).is_file()]
-    origin = found[0] if found else f"Measured with version {result['version']}."
+    there = [f"`{file}`" for file in files if (ROOT / file).is_file()]
+    origin = there[0] if there else f"Measured with version {result['version']}."
     return f"{origin}\n\n{study_markdown(result)}"
 
 
@@ -253,30 +247,23 @@ def origins() -> str:
 
 
 def summary() -> str:
-    """What the variants of SUMMARY cost on real images: mAP, and its differences with intervals over identities."""
-    persons, modules, nyala = (
-        {row["name"]: row for row in data(f"results/{name}")["variants"]} for name in REAL
-    )
-    rows, dense = [], persons["dense"]
+    """What the variants of SUMMARY cost on real persons: mAP, and its differences with intervals over identities."""
+    results = (data(f"results/{name}")["variants"] for name in ("persons_modules", "persons"))
+    by_name = {row["name"]: row for row in chain(*results)}
+    rows, dense = [], by_name[DENSE[0]]
     for called, name in SUMMARY.items():
-        row = persons.get(name) or modules[name]
-        against = row.get("against", "dense")
+        row = by_name[name]
+        against = row.get("against", "" if name in DENSE else DENSE[0])
+        others = [against, TAUGHT if against == DENSE[1] else ""]
         differences = [
-            difference_text(identity_difference(those[name], those[other]))
-            if name in those and other in those and name != other
+            difference_text(identity_difference(row, by_name[other]))
+            if other not in ("", name)
             else ""
-            for those, other in (
-                (persons | modules, against),
-                (persons, TAUGHT if against == SUMMARY["dense"] else ""),
-                (nyala, against),
-            )
+            for other in others
         ]
         maps = f"{np.mean([*final_metric(row, 3).values()]):.1f}"
         rows.append([called, f"{row['gmacs'] / dense['gmacs']:.0%}", maps, *differences])
-    headers = (
-        *("model", "operations", "mAP, persons", "Δ, persons"),
-        *("Δ to the dense model with the same teacher", "Δ, nyala"),
-    )
+    headers = ("model", "operations", "mAP", "Δ", "Δ to the dense model with the same teacher")
     return markdown_table(headers, rows)
 
 

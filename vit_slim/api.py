@@ -14,8 +14,7 @@ from vit_slim.towers import find_towers
 from vit_slim.wrap import Slimming, Wrapped, unwrap
 
 KEEP = 0.7
-"""Of the patches, before the first block and by `saliency`: the cheapest setting of docs/off_the_shelf.json that costs each of
-its models at most 1 mAP without training."""
+"""Of the patches, before the first block and by `saliency` (docs/results.md has what it costs)."""
 Model = TypeVar("Model", bound=nn.Module)
 WRAPPERS = nn.DataParallel, nn.parallel.DistributedDataParallel, torch._dynamo.OptimizedModule
 

@@ -1,6 +1,7 @@
 """Identity, triplet, center and distillation loss of every head, and their sum (docs/method.md).
 
-It needs torch alone, so that a training of any model can have `distill_loss` beside `slim` (docs/slim.md).
+It needs torch alone, so that a training of any model can have `distill_loss` and `feature_distill_loss` beside `slim`
+(docs/slim.md).
 """
 
 from __future__ import annotations
@@ -30,11 +31,7 @@ def distill_loss(
     gradients to `logits` alone, which T² keeps as large as those of the cross-entropy (Hinton et al., Distilling the knowledge
     in a neural network, 2015, section 2). Raises `UserError` where the shapes differ.
     """
-    if logits.shape != teacher.shape:
-        raise UserError(
-            f"The logits are {tuple(logits.shape)} and the teacher's {tuple(teacher.shape)}; give those of the same images and "
-            "classes."
-        )
+    check_shapes("logits", logits, teacher)
     student, target = (
         (each.float() / temperature).log_softmax(dim=-1) for each in (logits, teacher.detach())
     )
@@ -46,12 +43,22 @@ def feature_distill_loss(features: torch.Tensor, teacher: torch.Tensor) -> torch
     """Follow a trained model's features: mean 1 - cosine to the teacher's, plus the mean distance of all cosines in the batch.
 
     `features` and `teacher` (B, D) are of the same images; → a scalar, computed in float32, with gradients to `features` alone
-    (docs/method.md).
+    (docs/method.md). Raises `UserError` where the shapes differ.
     """
+    check_shapes("features", features, teacher)
     unit = F.normalize(features.float(), dim=1)
     target = F.normalize(teacher.detach().float(), dim=1)
-    relations = (unit @ unit.T - target @ target.T).abs().mean()
+    with torch.autocast(features.device.type, enabled=False):
+        relations = (unit @ unit.T - target @ target.T).abs().mean()
     return 1 - (unit * target).sum(dim=1).mean() + relations
+
+
+def check_shapes(what: str, ours: torch.Tensor, teacher: torch.Tensor) -> None:
+    if ours.shape != teacher.shape:
+        raise UserError(
+            f"The {what} are {tuple(ours.shape)} and the teacher's {tuple(teacher.shape)}; give those of the same images and "
+            "as wide."
+        )
 
 
 def euclidean_distance(features: torch.Tensor) -> torch.Tensor:
@@ -160,7 +167,7 @@ def _distill(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
 
 def _distill_features(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
     if head.teacher is None or head.teacher.features.shape != head.features.shape:
-        return None
+        return None  # a teacher of another width has its logits to follow
     loss = feature_distill_loss(head.features, head.teacher.features)
     return cfg.SOLVER.DISTILL_FEATURES * loss
 

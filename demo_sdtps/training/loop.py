@@ -22,8 +22,8 @@ from demo_sdtps.training.run import PART, Evaluation, Run
 
 LAG = 2  # steps after which a loss is read, when a GPU has computed it
 FLAT_TEACHER = (
-    "WARNING: the losses that follow the teacher are below a hundredth of the others, so it teaches next to nothing; raise "
-    "SOLVER.DISTILL_FEATURES or DISTILL_WEIGHT, or train without it."
+    "WARNING: the losses that follow the teacher are below a hundredth of the others, so it teaches hardly anything; its "
+    "logits are flat, or the model is its equal. Raise SOLVER.DISTILL_FEATURES or DISTILL_WEIGHT, or train without it."
 )
 SHOWN = 5  # finite losses that an error reports, the last of which the progress bar shows
 

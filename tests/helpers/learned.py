@@ -20,9 +20,7 @@ class Learned(Score):
             layers = nn.LayerNorm(width), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, 1)
             self.heads[name] = nn.Sequential(*layers)
 
-    @property
-    def reads_saliency(self):
-        return self.training
+    reads_saliency = property(lambda self: self.training)
 
     def score(self, tokens, context):
         rows = split_rows(tokens, context.names).items()
@@ -32,7 +30,7 @@ class Learned(Score):
         """Without the patches of a missing image."""
         if not self.training:
             return None
-        known = context.saliency
-        masks = (known > known.mean(dim=1, keepdim=True)).float().gather(1, context.places(scores))
+        masks = (context.saliency > context.saliency.mean(dim=1, keepdim=True)).float()
+        masks = masks.gather(1, context.places(scores))
         present = None if context.missing is None else 1.0 - context.missing.float()
         return self.weight * F.binary_cross_entropy_with_logits(scores, masks, present)

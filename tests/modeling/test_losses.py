@@ -108,6 +108,10 @@ def test_distillation_of_features(seed):
     least = float(features.norm(dim=1).min())
     assert_close(value, expected[0], *SUMS[1:], features.shape[1], scale=2)
     assert_close(gradient, expected[1], *SUMS[1:], features.shape[1], scale=1 / least)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(feature_distill_loss(features, teacher), value)
+    with pytest.raises(UserError, match="the teacher's"):
+        feature_distill_loss(features, teacher[:1])
     same = feature_distill_loss(features, 3 * features)
     assert_close(same, 0.0, *SUMS[1:], features.shape[1], scale=1)
 

@@ -64,9 +64,7 @@ def feature_distill_loss(features, teacher):
 
 
 def _cosine(first, second):
-    product = sum(a * b for a, b in zip(first, second, strict=True))
-    squares = [sum(value**2 for value in each) for each in (first, second)]
-    return product / (squares[0] ** 0.5 * squares[1] ** 0.5)
+    return first @ second / ((first @ first) * (second @ second)) ** 0.5
 
 
 def _distance(first, second):

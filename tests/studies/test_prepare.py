@@ -33,16 +33,12 @@ def test_each_person_is_trained_on_in_one_fold_and_tested_in_the_other(run, tmp_
             photo(tmp_path / "data" / folder / identity / f"0{identity}.png")
         photo(tmp_path / "data" / "val/query" / identity / f"1{identity}.png")
     run("persons", tmp_path / "data", tmp_path / "out")
-    splits = {}
-    for path in (tmp_path / "out").rglob("*.png"):
-        fold, split, identity, _ = path.relative_to(tmp_path / "out").parts
-        splits.setdefault((fold, split), []).append(identity)
-    both = {("fold0", "train"): ["001", "005"], ("fold1", "train"): ["002"]}
-    for fold, tested in (("fold0", ["002"]), ("fold1", ["001", "005"])):
-        both |= {(fold, split): tested for split in ("query", "gallery")}
-    assert {place: sorted(names) for place, names in splits.items()} == {
-        place: sorted(2 * names) for place, names in both.items()
-    }
+    odd, even = ["001", "001", "005", "005"], ["002", "002"]
+    for fold, trained, tested in (("fold0", odd, even), ("fold1", even, odd)):
+        for split in ("train", "query", "gallery"):
+            images = (tmp_path / "out" / fold / split).rglob("*.png")
+            expected = trained if split == "train" else tested
+            assert sorted(path.parent.name for path in images) == expected
 
 
 def test_flanks_and_pairs_of_animals_that_were_seen_twice(run, tmp_path):
@@ -72,46 +68,43 @@ def test_flanks_and_pairs_of_animals_that_were_seen_twice(run, tmp_path):
         assert small.size == (480, 320)
 
 
+RENAMED = {
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "cls_token": "embeddings.cls_token",
+    "blocks.": "encoder.layer.",
+    "attn.proj": "attention.output.dense",
+    "ls1.gamma": "layer_scale1.lambda1",
+    "ls2.gamma": "layer_scale2.lambda1",
+}
+
+
 def test_weights_of_the_onnx_file_are_those_of_timm(run, tmp_path, monkeypatch):
     """Two blocks, whose matrices the file holds transposed and without a name."""
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-    model = timm.create_model(
-        "vit_small_patch14_dinov2", img_size=28, depth=2, embed_dim=12, num_heads=2
-    )
+    sizes = {"img_size": 28, "depth": 2, "embed_dim": 12, "num_heads": 2}
+    model = timm.create_model("vit_small_patch14_dinov2", **sizes)
     monkeypatch.setattr(prepare, "BLOCKS", 2)
     state = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
-    tensors, nodes = {}, []
+    first, others = state["pos_embed"].split([1, 4], dim=1)
+    tensors, nodes = {"onnx::Concat_1": first, "onnx::Reshape_2": others}, []
 
     def add(name, value):
-        tensors[f"backbone.{name}"] = value
+        if value.ndim == 2:
+            tensors[factor := f"onnx::MatMul_{len(nodes)}"] = value.T
+            path = f"/backbone.{name}".replace(".weight", ".MatMul").replace(".", "/")
+            nodes.append(onnx.helper.make_node("MatMul", ["x", factor], [path], name=path))
+        else:
+            tensors[f"backbone.{name}"] = value
 
-    def linear(layer, weight, bias):
-        tensors[factor := f"onnx::MatMul_{len(nodes)}"] = weight.T
-        path = "/".join(["", "backbone", *layer.split("."), "MatMul"])
-        nodes.append(onnx.helper.make_node("MatMul", ["x", factor], [path], name=path))
-        add(f"{layer}.bias", bias)
-
-    add("embeddings.cls_token", state["cls_token"])
-    for end in ("weight", "bias"):
-        add(f"embeddings.patch_embeddings.projection.{end}", state[f"patch_embed.proj.{end}"])
-        add(f"layernorm.{end}", state[f"norm.{end}"])
-    tensors["onnx::Concat_1"], tensors["onnx::Reshape_2"] = state["pos_embed"].split([1, 4], dim=1)
-    for number in range(2):
-        block, layer = f"blocks.{number}", f"encoder.layer.{number}"
-        qkv = [state[f"{block}.attn.qkv.{end}"].chunk(3) for end in ("weight", "bias")]
-        for name, *parts in zip(("query", "key", "value"), *qkv, strict=True):
-            linear(f"{layer}.attention.attention.{name}", *parts)
-        linears = {
-            "attention.output.dense": "attn.proj",
-            "mlp.fc1": "mlp.fc1",
-            "mlp.fc2": "mlp.fc2",
-        }
-        for theirs, ours in linears.items():
-            linear(f"{layer}.{theirs}", *(state[f"{block}.{ours}.{e}"] for e in ("weight", "bias")))
-        for part in ("1", "2"):
-            for end in ("weight", "bias"):
-                add(f"{layer}.norm{part}.{end}", state[f"{block}.norm{part}.{end}"])
-            add(f"{layer}.layer_scale{part}.lambda1", state[f"{block}.ls{part}.gamma"])
+    for name, value in state.items():
+        name = f"layernorm{name[4:]}" if name.startswith("norm.") else name
+        for ours, theirs in RENAMED.items():
+            name = name.replace(ours, theirs)
+        if "qkv" in name:
+            for part, rows in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                add(name.replace("attn.qkv", f"attention.attention.{part}"), rows)
+        elif name != "pos_embed":
+            add(name, value)
     values = [
         onnx.numpy_helper.from_array(np.ascontiguousarray(value.numpy()), name)
         for name, value in tensors.items()
@@ -129,3 +122,5 @@ def test_weights_of_the_onnx_file_are_those_of_timm(run, tmp_path, monkeypatch):
 def test_a_source_that_is_not_there_is_refused(command, tmp_path):
     code, _, stderr = command(prepare.main, "persons", tmp_path / "no", tmp_path / "out")
     assert code == 2 and "no does not exist" in stderr and not (tmp_path / "out").exists()
+    code, _, stderr = command(prepare.main, "nyala", tmp_path, tmp_path / "out")
+    assert code == 2 and "none of the images" in stderr and not (tmp_path / "out").exists()

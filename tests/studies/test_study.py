@@ -4,6 +4,8 @@ the choice of learning rates."""
 import json
 import random
 import statistics
+from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,12 @@ import yaml
 from commands import BASELINE, CONFIG, ROOT, SMALL
 
 from demo_sdtps import __version__
-from demo_sdtps.config import UserError
+from demo_sdtps.commands import test as evaluate
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.datasets import read_splits
 from studies import run as tool
+from studies.figures import draw_differences, plt
+from studies.measure import identities
 from studies.report import (
     chosen_rates,
     finalists,
@@ -168,26 +174,30 @@ def test_an_evaluation_of_its_own_shares_the_training(make):
 
 
 def test_a_seed_names_the_fold_of_the_data(make):
-    """Of the training and of what is measured; the folds are a part of the configuration."""
-    study, (one,) = make({"a": {}}, roots=["first", "second"], identities=True, missing=False)
+    """Of the training and of what is measured, which for an evaluation of its own is this one."""
+    more = {"identities": True, "missing": False}
+    slim = {"evaluate": {"MODEL.SLIM_BLOCKS": [0], "MODEL.SLIM_KEEP": [0.5]}}
+    study, (dense, slimmed) = make({"a": {}, "b": slim}, roots=["first", "second"], **more)
     for seed, root in ((1, "second"), (2, "first")):
-        for words, _ in steps(one, seed, study):
+        for words, _ in steps(slimmed, seed, study):
             places = [place for place, word in enumerate(words) if word == "DATASETS.ROOT_DIR"]
             assert words[places[-1] + 1] == root
-    _, (other,) = make({"a": {}}, roots=["first", "third"], identities=True, missing=False)
-    assert other.folder != one.folder and other.configuration != one.configuration
+    (words, file), (others, other_file) = (steps(one, 1, study)[-1] for one in (slimmed, dense))
+    assert words[:3] == others[:3] == ["studies.measure", "--what", "identities"]
+    assert "MODEL.SLIM_BLOCKS" in words and "MODEL.SLIM_BLOCKS" not in others and file != other_file
+    assert measurement(file.stem, {"7": [0.5, 2]}) == {"identities": {"7": [0.5, 2]}}
+    _, (other, _) = make({"a": {}, "b": slim}, roots=["first", "third"], **more)
+    assert other.folder != dense.folder and other.configuration != dense.configuration
 
 
-def test_average_precision_by_identity_is_that_of_the_evaluation_itself(make):
-    slim = {"MODEL.SLIM_BLOCKS": [0], "MODEL.SLIM_KEEP": [0.5]}
-    study, variants = make({"a": {}, "b": {"evaluate": slim}}, identities=True, missing=False)
-    (dense, dense_file), (slimmed, slim_file) = (steps(one, 1, study)[-1] for one in variants)
-    assert dense_file != slim_file and "MODEL.SLIM_BLOCKS" not in dense
-    assert (
-        slimmed[:3] == ["studies.measure", "--what", "identities"]
-        and "MODEL.SLIM_BLOCKS" in slimmed
-    )
-    assert measurement(slim_file.stem, {"7": [0.5, 2]}) == {"identities": {"7": [0.5, 2]}}
+def test_average_precision_by_identity_is_that_of_the_ranking(fused_words, success):
+    """Its mean over the queries is the mAP that demo-sdtps test prints."""
+    cfg = load_cfg(CONFIG, fused_words[2:])
+    found = identities(cfg)
+    queries = [sample.identity for sample in read_splits(cfg, ("query",))["query"]]
+    assert {name: count for name, (_, count) in found.items()} == Counter(map(str, queries))
+    total = sum(precision * count for precision, count in found.values()) / len(queries)
+    assert f"{100 * total:.1f}" in success(evaluate.main, *fused_words).splitlines()[-1].split()
 
 
 def test_a_tuned_variant_has_the_chosen_rate(make):
@@ -275,33 +285,48 @@ def test_intervals_over_identities_are_those_of_a_slow_bootstrap():
     draw = random.Random(3)
 
     def run(shift):
-        return {
-            "identities": {
-                str(number): [draw.random() * 0.5 + shift, 1 + number % 4] for number in range(20)
-            }
-        }
+        return {str(one): [draw.random() * 0.5 + shift, 1 + one % 4] for one in range(20)}
 
-    rows = [{"runs": {"1": run(shift), "2": run(shift)}} for shift in (0.3, 0.2)]
-    mean, low, high = identity_difference(rows[1], rows[0])
-    gains = {}
-    for seed, found in rows[1]["runs"].items():
-        for identity, (precision, count) in found["identities"].items():
-            before = rows[0]["runs"][seed]["identities"][identity][0]
-            gains.setdefault(identity, []).extend(count * [100 * (precision - before)])
-    every = [gain for queries in gains.values() for gain in queries]
-    assert mean == pytest.approx(statistics.mean(every))
-    means = sorted(
-        statistics.mean(
-            [gain for one in draw.choices([*gains.values()], k=len(gains)) for gain in one]
-        )
-        for _ in range(4000)
-    )
-    spread = statistics.stdev(means)
-    assert (low, high) == (
-        pytest.approx(means[100], abs=0.15 * spread),
-        pytest.approx(means[3900], abs=0.15 * spread),
-    )
-    assert identity_difference(rows[0], {"runs": {}}) is None
+    ours, theirs = ({seed: {"identities": run(shift)} for seed in "12"} for shift in (0.2, 0.3))
+    gains = {
+        name: [
+            100 * (ours[seed]["identities"][name][0] - theirs[seed]["identities"][name][0])
+            for seed in "12"
+            for _ in range(count)
+        ]
+        for name, (_, count) in ours["1"]["identities"].items()
+    }
+    draws = ([*gains.values()], *(draw.choices([*gains.values()], k=20) for _ in range(4000)))
+    every, *means = (statistics.mean(chain(*drawn)) for drawn in draws)
+    mean, *limits = identity_difference({"runs": ours}, {"runs": theirs})
+    assert mean == pytest.approx(every)
+    near = 0.15 * statistics.stdev(means)
+    assert limits == [pytest.approx(sorted(means)[place], abs=near) for place in (100, 3900)]
+    assert identity_difference({"runs": ours}, {"runs": {}}) is None
+
+
+def test_the_figure_shows_the_differences_and_their_intervals(tmp_path, monkeypatch):
+    """A line for each method, dashed without training; what costs as much as the first is none of its points."""
+    draw = random.Random(4)
+    costs = {
+        "dense": 100,
+        "longer": 100,
+        "slim, a": 60,
+        "slim, b": 30,
+        "slim without training, a": 60,
+    }
+    values = [{str(place): [draw.random(), 2] for place in range(9)} for _ in costs]
+    rows = [
+        {"name": name, "gmacs": cost, "runs": {"1": {"identities": one}}}
+        for (name, cost), one in zip(costs.items(), values, strict=True)
+    ]
+    rows[3]["against"] = "longer"
+    monkeypatch.setattr(plt, "close", lambda *_: None)
+    draw_differences({"title": "", "patterns": [3], "variants": rows}, tmp_path / "x.png")
+    (line, *_), (dashed, *_) = (one.lines for one in plt.gcf().axes[0].containers)
+    means = [identity_difference(*pair)[0] for pair in ((rows[3], rows[1]), (rows[2], rows[0]))]
+    assert line.get_xydata().tolist() == [[30.0, means[0]], [60.0, means[1]]]
+    assert (dashed.get_linestyle(), len(dashed.get_xdata())) == ("--", 1)
 
 
 def draw_variant(draw, name, seeds=("1", "2", "3")):
