@@ -50,7 +50,8 @@ def feature_distill_loss(features: torch.Tensor, teacher: torch.Tensor) -> torch
     """
     unit = F.normalize(features.float(), dim=1)
     target = F.normalize(teacher.detach().float(), dim=1)
-    relations = (unit @ unit.T - target @ target.T).abs().mean()
+    with torch.autocast(features.device.type, enabled=False):
+        relations = (unit @ unit.T - target @ target.T).abs().mean()
     return 1 - (unit * target).sum(dim=1).mean() + relations
 
 
