@@ -18,7 +18,6 @@ from timm.layers import Attention
 from timm.models.vision_transformer import Block as TimmBlock
 
 from demo_sdtps.runtime.errors import UserError
-from vit_slim.scores import Saliency
 from vit_slim.stage import Block, Grid, Score, State, Step
 
 
@@ -214,17 +213,3 @@ def constant_shares(patches: int, count: int, blocks: int) -> list[float]:
         shares.append(left / patches)
         patches = left
     return shares
-
-
-class DropThenMerge(ToMe):
-    """Patches are dropped by their saliency at the first stage, and merged by ToMe at the others."""
-
-    reads_saliency = True
-
-    def __init__(self, width: int, grid: Grid, **settings: object):
-        super().__init__(width, grid, **settings)
-        self.drop = Saliency(width, grid)
-
-    def run(self, block: Block, values: torch.Tensor, state: State, keep: int, merge: bool) -> Step:
-        run = self.drop.run if state.positions is None else super().run
-        return run(block, values, state, keep, merge)

@@ -49,7 +49,6 @@ SUMMARY = {
     "slimmed, half": "slimmed, 49 %",
     "slimmed, a third": "slimmed, 33 %",
     "ToMe, half": "ToMe, 50 %",
-    "ToMe, a third": "ToMe, 34 %",
     "EViT, half": "EViT, 52 %",
     "SDTPS": "SDTPS",
 }

@@ -11,8 +11,6 @@ from vit_slim.stage import split_rows
 class Learned(Score):
     """An MLP for the images of each name, which learns the patches of more saliency than their mean."""
 
-    weight = 5.0
-
     def __init__(self, width, grid=(0, 0), names=State.names, **settings):
         super().__init__(width, grid, **settings)
         self.heads = nn.ModuleDict()
@@ -33,4 +31,4 @@ class Learned(Score):
         masks = (context.saliency > context.saliency.mean(dim=1, keepdim=True)).float()
         masks = masks.gather(1, context.places(scores))
         present = None if context.missing is None else 1.0 - context.missing.float()
-        return self.weight * F.binary_cross_entropy_with_logits(scores, masks, present)
+        return 5 * F.binary_cross_entropy_with_logits(scores, masks, present)

@@ -15,15 +15,8 @@ from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
 INPUTS = [f"{modality}_{kind}" for kind in ("cash", "global") for modality in MODALITIES]
 OUTPUTS = ["RGB_enhanced", "NI_enhanced", "TI_enhanced", "rgb_mask", "nir_mask", "tir_mask"]
-SETTINGS = [
-    "embed_dim",
-    "num_patches",
-    "sparse_ratio",
-    "aggr_ratio",
-    "beta",
-    "use_gumbel",
-    "dim_ratio",
-]
+RATIOS = ("sparse_ratio", "aggr_ratio", "dim_ratio")
+SETTINGS = ("embed_dim", "num_patches", *RATIOS, "beta", "use_gumbel")
 
 
 def seeded_input(seed: int, *shape: int) -> torch.Tensor:

@@ -56,11 +56,12 @@ def feature_distill_loss(features, teacher):
     """Mean over the samples of 1 - cosine to the teacher's feature, and over all pairs of the distance of both cosines."""
     count = len(features)
     own = sum(1 - _cosine(features[i], teacher[i]) for i in range(count)) / count
-    pairs = [(i, j) for i in range(count) for j in range(count)]
-    distances = [
-        abs(_cosine(features[i], features[j]) - _cosine(teacher[i], teacher[j])) for i, j in pairs
-    ]
-    return own + sum(distances) / len(pairs)
+    distances = sum(
+        abs(_cosine(features[i], features[j]) - _cosine(teacher[i], teacher[j]))
+        for i in range(count)
+        for j in range(count)
+    )
+    return own + distances / count**2
 
 
 def _cosine(first, second):

@@ -17,14 +17,8 @@ from tests.reference import rivals as reference
 from vit_slim.stage import Block, State
 from vit_slim.wrap import Slimming
 
-SLIM = [
-    "MODEL.SLIM_BLOCKS",
-    "[1,3]",
-    "MODEL.SLIM_KEEP",
-    "[0.75,0.75]",
-    "MODEL.SLIM_SHARED",
-    "False",
-]
+STAGES = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.75]")
+SLIM = (*STAGES, "MODEL.SLIM_SHARED", "False")
 GRID, WIDTH, DEPTH = (6, 5), 64, 4
 
 

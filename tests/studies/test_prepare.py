@@ -22,9 +22,9 @@ def run(command):
     return run
 
 
-def photo(path, size=(30, 20), colour=0):
+def photo(path, size=(30, 20)):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (colour, 80, 160)).save(path)
+    Image.new("RGB", size).save(path)
 
 
 def test_each_person_is_trained_on_in_one_fold_and_tested_in_the_other(run, tmp_path):

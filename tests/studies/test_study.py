@@ -180,8 +180,7 @@ def test_a_seed_names_the_fold_of_the_data(make):
     study, (dense, slimmed) = make({"a": {}, "b": slim}, roots=["first", "second"], **more)
     for seed, root in ((1, "second"), (2, "first")):
         for words, _ in steps(slimmed, seed, study):
-            places = [place for place, word in enumerate(words) if word == "DATASETS.ROOT_DIR"]
-            assert words[places[-1] + 1] == root
+            assert words[len(words) - words[::-1].index("DATASETS.ROOT_DIR")] == root
     (words, file), (others, other_file) = (steps(one, 1, study)[-1] for one in (slimmed, dense))
     assert words[:3] == others[:3] == ["studies.measure", "--what", "identities"]
     assert "MODEL.SLIM_BLOCKS" in words and "MODEL.SLIM_BLOCKS" not in others and file != other_file

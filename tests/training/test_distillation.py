@@ -191,11 +191,9 @@ def test_the_classes_are_the_images_and_whose_they_are(tiny_root, cfg):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("weight", "is_told"), [("0", True), ("10", False)])
-def test_a_teacher_that_teaches_nothing_is_told(
-    tiny_root, dense, tmp_path, caplog, weight, is_told
-):
-    run = (*cli_args_for(tiny_root, *DENSE), "OUTPUT_DIR", tmp_path / "run", "--teacher", dense)
-    weights = ("SOLVER.DISTILL_WEIGHT", "0.001", "SOLVER.DISTILL_FEATURES", weight)
-    assert call([*run, "SOLVER.MAX_EPOCHS", "2", *weights]) == 0
-    assert caplog.text.count("it teaches hardly anything") == is_told
+def test_a_teacher_that_teaches_nothing_is_told(tiny_root, dense, tmp_path, caplog):
+    """Once; not where the features are followed."""
+    run = [*cli_args_for(tiny_root, *DENSE, "SOLVER.DISTILL_WEIGHT", "0.001"), "--teacher", dense]
+    for weight in ("0", "10"):
+        assert call([*run, "SOLVER.DISTILL_FEATURES", weight, "OUTPUT_DIR", tmp_path / weight]) == 0
+        assert caplog.text.count("it teaches hardly anything") == 1

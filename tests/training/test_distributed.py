@@ -191,7 +191,7 @@ def test_two_processes_train_like_one(run_folders):
         assert two["patterns"] == near(one["patterns"], exchanges=3)
         if one["epoch"]:
             assert_close(two["loss"], one["loss"], *roundings(6 * one["epoch"]))
-            assert {"distill/sdtps", "distill/original"} < two["losses"].keys()
+            assert {"distill/sdtps", "distill_features/original"} < two["losses"].keys()
             # Of 40 samples or more, the scores of one may be equal but for rounding.
             assert two["accuracy"] == pytest.approx(one["accuracy"], abs=1 / 40)
 
