@@ -62,7 +62,7 @@ def identities(cfg: CfgNode) -> dict[str, tuple[float, int]]:
     for identity, value in zip(data.labels[0].identity, precision, strict=True):
         if not np.isnan(value):
             values[str(identity)].append(float(value))
-    return {identity: (mean(each), len(each)) for identity, each in values.items()}
+    return {identity: (round(mean(each), 5), len(each)) for identity, each in values.items()}
 
 
 MEASURES: dict[str, Callable[[CfgNode], dict[str, Any]]] = {
