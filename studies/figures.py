@@ -79,7 +79,8 @@ def _curves(result: dict[str, Any], what: str) -> dict[str, list[tuple[float, fl
 def draw_differences(result: dict[str, Any], path: Path) -> None:
     """The difference of mAP to what a variant is compared with, with its interval over identities, against operations.
 
-    A colour for the variants whose names agree up to the first comma, joined by a line; dashed for those without training.
+    A colour for the variants whose names agree up to the first comma, joined by a line; those without training
+    are dashed and hollow.
     """
     rows = {row["name"]: row for row in result["variants"]}
     first, families = result["variants"][0], dict[str, list[tuple[float, ...]]]()
@@ -95,7 +96,8 @@ def draw_differences(result: dict[str, Any], path: Path) -> None:
         style = {"capsize": 3, "elinewidth": 0.8} | kind(
             methods.index(family.removesuffix(UNTRAINED))
         )
-        style["linestyle"] = "--" if family.endswith(UNTRAINED) else "-"
+        if family.endswith(UNTRAINED):
+            style |= {"linestyle": "--", "markerfacecolor": "none"}
         axis.errorbar(100 * share, mean, yerr=[mean - low, high - mean], label=family, **style)
     axis.axhline(0, linewidth=0.8, color="grey")
     axis.set_xlabel("operations, in percent of the dense model's")

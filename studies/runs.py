@@ -108,13 +108,15 @@ def with_run(runs: dict[str, Any], seed: int, run: Any) -> dict[str, Any]:
 
 
 def waves(left: Runs) -> tuple[Runs, Runs]:
-    """Runs without sources, with those whose weights others need and that are not there; then the other runs."""
-    first = {(one.name, seed): (one, seed) for one, seed in left if not one.sources}
+    """Runs that train without sources, one for each folder, with those whose weights others need and that are not there; then
+    the other runs."""
+    first = {one.run_folder(seed): (one, seed) for one, seed in reversed(left) if not one.sources}
     for one, seed in left:
         for source in one.sources.values():
             if not is_done(source.run_folder(seed) / RECORD):
-                first[source.name, seed] = source, seed
-    return [*first.values()], [(one, seed) for one, seed in left if one.sources]
+                first.setdefault(source.run_folder(seed), (source, seed))
+    names = {(one.name, seed) for one, seed in first.values()}
+    return [*first.values()], [(one, seed) for one, seed in left if (one.name, seed) not in names]
 
 
 def count_gmacs(cfg: CfgNode) -> float:

@@ -237,6 +237,8 @@ def test_a_run_whose_weights_are_gone_is_made_again_for_those_that_need_it(make,
     (folder / "last.pth").unlink()
     first, second = ([(one.name, seed) for one, seed in wave] for wave in waves(left))
     assert sorted(first) == [("dense", 2), ("dense", 3), ("dense", 4)]
+    _, (dense, slim) = make({"a": {}, "b": {"evaluate": {"TEST.MISS": "r"}}})
+    assert waves([(dense, 1), (slim, 1)]) == ([(dense, 1)], [(slim, 1)])
     assert second == [("slim", 1), ("slim", 2), ("slim", 3), ("slim", 4)]
 
 
