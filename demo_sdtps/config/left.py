@@ -32,7 +32,7 @@ ROWS: tuple[tuple, ...] = (
     ("SOLVER.RANGE_BETA", 1, LOSS),
     ("SOLVER.RANGE_LOSS_WEIGHT", 1, LOSS),
     # those that left with 0.3.0
-    ("MODEL.SLIM_LOSS_WEIGHT", 5.0, "a score that learns has its own weight"),
+    ("MODEL.SLIM_LOSS_WEIGHT", 5.0, "a score of your own sets the weight of its loss"),
     ("SOLVER.WANDB", "", "'wandb sync' and the run's folder sends TensorBoard's files"),
     ("DATASETS.VERIFY", False, "demo-sdtps check --decode lists the images that cannot be read"),
     ("DATASETS.SKIP_UNREADABLE", False, "demo-sdtps search has the flag --skip_unreadable"),

@@ -54,6 +54,7 @@ def feature_distill_loss(features: torch.Tensor, teacher: torch.Tensor) -> torch
 
 
 def check_shapes(what: str, ours: torch.Tensor, teacher: torch.Tensor) -> None:
+    """Raise `UserError` where a model's logits or features and the teacher's have other shapes."""
     if ours.shape != teacher.shape:
         raise UserError(
             f"The {what} are {tuple(ours.shape)} and the teacher's {tuple(teacher.shape)}; give those of the same images and "
