@@ -18,6 +18,7 @@ from timm.layers import Attention
 from timm.models.vision_transformer import Block as TimmBlock
 
 from demo_sdtps.runtime.errors import UserError
+from vit_slim.scores import Saliency
 from vit_slim.stage import Block, Grid, Score, State, Step
 
 
@@ -191,6 +192,14 @@ class EViT(Rival):
         changes = {"positions": places.gather(1, index), "extra": 1, "extra_positions": nearest}
         values = torch.cat([prefix, take(others, index), fused], dim=1)
         return values, after_stage(state, **changes), score
+
+
+class DropThenMerge(ToMe, Saliency):
+    """The first stage drops patches by their saliency before its block, as `slim` does; the others are ToMe's."""
+
+    def run(self, block: Block, values: torch.Tensor, state: State, keep: int, merge: bool) -> Step:
+        method = Score if state.positions is None else ToMe
+        return method.run(self, block, values, state, keep, merge)
 
 
 def take(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
