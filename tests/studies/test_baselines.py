@@ -92,6 +92,23 @@ def test_evit_drops_inside_each_block(blocks):
     assert_equal(steps[-1][0], torch.stack(outputs), values, slow_values)
 
 
+def test_patches_are_dropped_before_the_first_block_and_merged_in_the_others(blocks):
+    values, saliency = images(8), torch.rand(2, GRID[0] * GRID[1], generator=generator(10))
+    rival, actual = baselines.DropThenMerge(WIDTH, GRID), values
+    state = State(GRID, saliency=saliency)
+    for block, keep in zip(blocks, (20, 16, 12, 8), strict=True):
+        actual, state, *_ = rival.run(Block(block, block.forward), actual, state, keep, False)
+    slow_values, outputs = values.detach().clone().requires_grad_(), []
+    for rows, score in zip(slow_values, saliency.tolist(), strict=True):
+        kept = sorted(sorted(range(len(score)), key=lambda place: -score[place])[:20])
+        rows = blocks[0](rows[[0, *(1 + place for place in kept)]][None])[0]
+        sizes = torch.ones(len(rows)).double()
+        for block in blocks[1:]:
+            rows, sizes = reference.tome(block, rows, sizes, 4, 1)
+        outputs.append(rows)
+    assert_equal(actual, torch.stack(outputs), values, slow_values)
+
+
 @pytest.mark.parametrize("name", ["ToMe", "EViT"])
 def test_at_ratio_one_the_block_is_that_of_timm(blocks, name):
     values = images(6)
