@@ -23,7 +23,7 @@ def slim(
     model: Model,
     blocks: Sequence[int] = (0,),
     keep: Sequence[float] | None = None,
-    score: str | Score | Sequence[str | Score] = "saliency",
+    score: str | Score | type[Score] | Sequence[str | Score | type[Score]] = "saliency",
     *,
     operations: float | None = None,
     merge: bool = True,
@@ -35,9 +35,10 @@ def slim(
 
     `keep` are the shares of the remaining patches that each stage keeps, KEEP by default, or all stages keep the same share, as
     large as `operations` allows, a share of those of the dense model in its patch convolution and blocks. `score` is a name of
-    SCORES, a `Score`, or one for each stage. Dropped patches become one extra token with `merge`, none without. With `shared`
-    the images of a forward keep one set where the score is of the images alone, else each its own. `blocks_at` is the path of
-    the blocks where they are not found; `prefix` is the number of tokens before the patches.
+    SCORES, a `Score`, a class of it, whose grid is (0, 0), or one for each stage. Dropped patches become one extra token with
+    `merge`, none without. With `shared` the images of a forward keep one set where the score is of the images alone, else each
+    its own. `blocks_at` is the path of the blocks where they are not found; `prefix` is the number of tokens before the
+    patches.
 
     A score with weights adds them as `slimming.scores.…`. docs/slim.md has an example for each library:
 
@@ -57,15 +58,16 @@ def slim(
     stages = blocks if hasattr(blocks, "__len__") else ()
     shares = (KEEP,) * len(stages) if keep is None else keep
     copies = (copy.deepcopy(score) for _ in stages[1:])
-    scores: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
-    names = [one if isinstance(one, str) else type(one).__name__ for one in scores]
+    given: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
+    scores: Sequence[Any] = [SCORES.get(one, one) if isinstance(one, str) else one for one in given]
+    names = [one if isinstance(one, str) else type(one).__name__ for one in given]
     if not (
         list(stages) == sorted(set(stages))
         and hasattr(shares, "__len__")
         and 0 < len(stages) == len(shares) == len(scores)
         and all(0 < share <= 1 for share in shares)
         and (operations is None or (keep is None and 0 < operations <= 1))
-        and all(isinstance(one, Score) or one in SCORES for one in scores)
+        and all(issubclass(one if isinstance(one, type) else type(one), Score) for one in scores)
     ):
         raise UserError(
             f"blocks is {blocks!r}, keep {keep!r}, operations {operations!r} and score {names}, but there must be rising whole "
@@ -75,7 +77,7 @@ def slim(
     towers = find_towers(model, blocks_at, prefix)
     check_stages(blocks, min(len(tower.blocks) for tower in towers), "blocks", kind)
     width = towers[0].patches.out_channels
-    scorers = [SCORES[one](width, (0, 0)) if isinstance(one, str) else one for one in scores]
+    scorers = [one(width, (0, 0)) if isinstance(one, type) else one for one in scores]
     # A class that is not known may call its children one after the other.
     home = towers[0].patches if blocks_at else towers[0].owner
     Slimming(blocks, shares, scorers, merge, shared, towers, operations).attach(model, home)

@@ -137,9 +137,8 @@ CASES = {
 
 
 def slim_both(case, blocks, keep, score="saliency", **settings):
-    """A dense model, and a copy that is slimmed, by a score or a new one of a class; → (dense, slimmed, steps by stage as
-    `record` gives them)."""
-    dense, score = case.model(), score(WIDTH) if isinstance(score, type) else score
+    """A dense model, and a copy that is slimmed; → (dense, slimmed, steps by stage as `record` gives them)."""
+    dense = case.model()
     model = demo_sdtps.slim(copy.deepcopy(dense), blocks, keep, score, **case.settings | settings)
     disturb(model.slimming)
     return dense, model, record(model)
