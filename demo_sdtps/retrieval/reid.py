@@ -56,6 +56,7 @@ class Reid:
     camera_names: Sequence[str]  # as the files of the training have them
     widths: Mapping[int, int]
     calibrations: Mapping[int, Calibration]
+    has_told = False  # of triplets without a camera
 
     def features(
         self,
@@ -172,6 +173,13 @@ class Reid:
         cameras: list[Any] = [camera] * count
         if isinstance(camera, Iterable) and not isinstance(camera, str):
             cameras = [*camera]
+        if self.cameras and None in cameras and not self.has_told:
+            self.has_told = True
+            logger.warning(
+                "Of %d triplets %d have no camera, so that the mean of the model's %d is taken, which costs accuracy; name it, "
+                "by camera=…, --camera, --gallery_camera or --pattern.",
+                *(len(cameras), cameras.count(None), self.cameras),
+            )
         numbers = {name: number for number, name in enumerate(self.camera_names)}
         cameras = [numbers.get(each) if isinstance(each, str) else each for each in cameras]
         if len(cameras) != count:

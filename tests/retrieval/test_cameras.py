@@ -133,12 +133,13 @@ def test_mistakes_in_a_table_are_told(place, text):
         read_triplets(place / "bad.csv", "gallery", MODALITIES)
 
 
-def test_what_the_cameras_of_a_training_are_called(weights, files):
-    """As its checkpoint records, or as the files of the published data set have them."""
+def test_what_the_cameras_of_a_training_are_called(weights, files, caplog):
+    """As its checkpoint records, or as the files of the published data set have them; that there is none is told once."""
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     assert np.array_equal(reid.features(**files, camera="2"), reid.features(**files, camera=1))
     mixed = reid.features(**files, camera=["4", None, OTHER, 0, "1"])
     assert np.array_equal(mixed, reid.features(**files, camera=[3, None, None, 0, 0]))
+    assert caplog.text.count("Of 5 triplets 1 have no camera") == caplog.text.count("camera=…") == 1
     for name, expected in (("RGBNT201", ["1", "2"]), ("MSVR310", ["0", "1"]), ("CSV", [])):
         cfg = load_cfg(None, ["DATASETS.NAMES", name])
         assert trained_cameras(cfg, {}, 2) == expected
