@@ -254,8 +254,10 @@ class Extractor(
     def _extract(
         self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int
     ) -> torch.Tensor:
-        self.to(choose_device(self.cfg), torch.float32)  # after half() or double(), too
-        return super()._extract(triplets, cameras, pattern)
+        device = choose_device(self.cfg)
+        self.to(device, torch.float32)  # after half() or double(), too
+        with torch.autocast(device.type, enabled=False):  # TEST.AMP alone is the precision
+            return super()._extract(triplets, cameras, pattern)
 
     forward = Reid.features
 

@@ -123,6 +123,8 @@ def test_every_kind_of_image_gives_the_same(reid, files):
     for variant in (files, images, arrays, tensors):
         single = {name: actual[1] for name, actual in variant.items()}
         assert_same(reid.features(**single), expected[1:2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # TEST.AMP alone is the precision
+        assert np.array_equal(reid.features(**files), expected)
     grey = arrays["ti"][..., 0]
     as_colours = reid.features(ti=np.repeat(grey[..., None], 3, axis=3))
     assert np.array_equal(reid.features(ti=[*grey]), as_colours)
