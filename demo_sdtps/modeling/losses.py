@@ -28,15 +28,17 @@ def distill_loss(
     """T² · KL(softmax(teacher / T) ‖ softmax(logits / T)), the mean over the batch: follow a trained model's logits.
 
     `logits` and `teacher` (…, K) are of the same images and classes, `temperature` is T; → a scalar, computed in float32, with
-    gradients to `logits` alone, which T² keeps as large as those of the cross-entropy (Hinton et al., Distilling the knowledge
-    in a neural network, 2015, section 2). Raises `UserError` where the shapes differ.
+    gradients to `logits` alone, which T² keeps as large as those of the cross-entropy (Hinton et al., arXiv 1503.02531,
+    section 2). Classes at -inf are left out. Raises `UserError` where the shapes differ or T is not above 0.
     """
     check_shapes("logits", logits, teacher)
+    if temperature <= 0:
+        raise UserError(f"The temperature of distillation is {temperature}; it must be above 0.")
     student, target = (
-        (each.float() / temperature).log_softmax(dim=-1) for each in (logits, teacher.detach())
+        (each.float() / temperature).log_softmax(-1) for each in (logits, teacher.detach())
     )
-    divergences = F.kl_div(student, target, reduction="none", log_target=True).sum(dim=-1)
-    return temperature**2 * divergences.mean()
+    terms = F.kl_div(student, target, reduction="none", log_target=True)
+    return temperature**2 * terms.masked_fill(target.isneginf(), 0).sum(-1).mean()
 
 
 def feature_distill_loss(features: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -65,8 +67,8 @@ def check_shapes(what: str, ours: torch.Tensor, teacher: torch.Tensor) -> None:
 def euclidean_distance(features: torch.Tensor) -> torch.Tensor:
     """All pairs of features (B, D) → (B, B); squares are clamped at 1e-12 so that the root has a derivative."""
     square = features.square().sum(dim=1)
-    squared = torch.addmm(square[:, None] + square[None, :], features, features.T, alpha=-2)
-    return squared.clamp(min=1e-12).sqrt()
+    sums = square[:, None] + square
+    return torch.addmm(sums, features, features.T, alpha=-2).clamp(min=1e-12).sqrt()
 
 
 def batch_hard_triplet_loss(
@@ -78,7 +80,7 @@ def batch_hard_triplet_loss(
     """
     with torch.autocast(features.device.type, enabled=False):
         distance = euclidean_distance(features.float())
-    same = labels[:, None] == labels[None, :]
+    same = labels[:, None] == labels
     hardest_positive = distance.masked_fill(~same, -torch.inf).amax(dim=1)
     hardest_negative = distance.masked_fill(same, torch.inf).amin(dim=1)
     gap = hardest_positive - hardest_negative

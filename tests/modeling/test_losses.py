@@ -1,9 +1,11 @@
 """Identity, triplet, center and distillation losses against the reference system's numbers and slow versions of themselves."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from golden_cases import load_case, relative_error
 from numeric import assert_close, generator, shift_seed, with_gradient
 from tiny import tiny_cfg
@@ -85,16 +87,20 @@ def test_triplet_of_equal_features_has_a_finite_gradient():
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0, 20.0])
 @SEEDS
-def test_distillation(seed, temperature):
+def test_distillation_with_a_masked_class_and_without(seed, temperature):
     _, logits, _ = draw(seed)
     teacher = 3 * torch.randn(logits.shape, generator=generator(seed + 50))
-    value, gradient = with_gradient(lambda leaf: distill_loss(leaf, teacher, temperature), logits)
     expected = with_gradient(
         lambda leaf: reference.distill_loss(leaf, teacher.double(), temperature), logits.double()
     )
     largest = float(torch.cat([logits, teacher]).abs().max())
-    assert_close(value, expected[0], *SUMS[1:], 7, scale=temperature * largest)
-    assert_close(gradient, expected[1], *SUMS[1:], 7, scale=temperature / len(logits))
+    for masked in (0, 1):
+        ours, target = (F.pad(each, (0, masked), value=-torch.inf) for each in (logits, teacher))
+        loss = partial(distill_loss, teacher=target, temperature=temperature)
+        value, gradient = with_gradient(loss, ours)
+        assert_close(value, expected[0], *SUMS[1:], 7, scale=temperature * largest)
+        scale = temperature / len(logits)
+        assert_close(gradient[:, :7], expected[1], *SUMS[1:], 7, scale=scale)
 
 
 @SEEDS
@@ -127,6 +133,8 @@ def test_distillation_follows_the_teacher_and_does_not_change_it():
     assert torch.equal(half, distill_loss(logits.bfloat16().float(), teacher.bfloat16().float()))
     with pytest.raises(UserError, match=r"are \(12, 7\) and the teacher's \(12, 6\)"):
         distill_loss(logits, logits[:, :6])
+    with pytest.raises(UserError, match="temperature"):
+        distill_loss(logits, logits, 0.0)
 
 
 # Centers
@@ -226,10 +234,8 @@ def test_heads_follow_a_teacher_by_their_names():
     without, other_parts = total_loss(cfg, output, labels, PAIRS)
     target = Target(outputs[0].flip(0), outputs[1].flip(0))
     expected = {
-        "distill/sdtps": 0.3 * 0.5 * float(distill_loss(outputs[0], target.logits, 3.0)),
-        "distill_features/sdtps": 0.3
-        * 2
-        * float(feature_distill_loss(outputs[1], target.features)),
+        "distill/sdtps": 0.15 * float(distill_loss(outputs[0], target.logits, 3.0)),
+        "distill_features/sdtps": 0.6 * float(feature_distill_loss(outputs[1], target.features)),
     }
     for features, names in (
         (target.features, [*expected]),

@@ -37,12 +37,12 @@ def images(seed, prefix=1):
     return values.double().requires_grad_()
 
 
-def run(rival, blocks, values, keep=None):
+def run(rival, blocks, values, keep=None, merge=True, **known):
     """The tokens and the state after each block."""
-    state = State(GRID)
+    state = State(GRID, **known)
     for number, block in enumerate(blocks):
         count = state.count if keep is None else keep[number]
-        step = rival.run(Block(block, block.forward), values, state, count, True)
+        step = rival.run(Block(block, block.forward), values, state, count, merge)
         values, state = step.values, step.state
         yield values, state
 
@@ -94,10 +94,8 @@ def test_evit_drops_inside_each_block(blocks):
 
 def test_patches_are_dropped_before_the_first_block_and_merged_in_the_others(blocks):
     values, saliency = images(8), torch.rand(2, GRID[0] * GRID[1], generator=generator(10))
-    rival, actual = baselines.DropThenMerge(WIDTH, GRID), values
-    state = State(GRID, saliency=saliency)
-    for block, keep in zip(blocks, (20, 16, 12, 8), strict=True):
-        actual, state, *_ = rival.run(Block(block, block.forward), actual, state, keep, False)
+    rival, keep = baselines.DropThenMerge(WIDTH, GRID), (20, 16, 12, 8)
+    *_, (actual, _) = run(rival, blocks, values, keep, merge=False, saliency=saliency)
     slow_values, outputs = values.detach().clone().requires_grad_(), []
     for rows, score in zip(slow_values, saliency.tolist(), strict=True):
         kept = sorted(sorted(range(len(score)), key=lambda place: -score[place])[:20])

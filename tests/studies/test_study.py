@@ -309,13 +309,7 @@ def test_intervals_over_identities_are_those_of_a_slow_bootstrap():
 def test_the_figure_shows_the_differences_and_their_intervals(tmp_path, monkeypatch):
     """A line for each method, dashed without training; what costs as much as the first is none of its points."""
     draw = random.Random(4)
-    costs = {
-        "dense": 100,
-        "longer": 100,
-        "slim, a": 60,
-        "slim, b": 30,
-        "slim without training, a": 60,
-    }
+    costs = {"dense": 100, "longer": 100, "slim, a": 60, "slim, b": 30, "slim without training": 60}
     values = [{str(place): [draw.random(), 2] for place in range(9)} for _ in costs]
     rows = [
         {"name": name, "gmacs": cost, "runs": {"1": {"identities": one}}}
