@@ -50,7 +50,9 @@ SUMMARY = {
     "slimmed, a third": "slimmed, 33 %",
     "ToMe, half": "ToMe, 50 %",
     "EViT, half": "EViT, 52 %",
+    "dropped then merged by ToMe, half": "dropped then merged, 49 %",
     "SDTPS": "SDTPS",
+    "HDM and ATMoE": "HDM + ATMoE",
 }
 """Rows of the README's table: what it is called there, and the variant of studies/real/persons.yml or persons_modules.yml."""
 DENSE = ("dense", "dense, sixteen epochs")
