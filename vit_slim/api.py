@@ -35,10 +35,10 @@ def slim(
 
     `keep` are the shares of the remaining patches that each stage keeps, KEEP by default, or all stages keep the same share, as
     large as `operations` allows, a share of those of the dense model in its patch convolution and blocks. `score` is a name of
-    SCORES, a `Score`, a class of it, whose grid is (0, 0), or one for each stage. Dropped patches become one extra token with
-    `merge`, none without. With `shared` the images of a forward keep one set where the score is of the images alone, else each
-    its own. `blocks_at` is the path of the blocks where they are not found; `prefix` is the number of tokens before the
-    patches.
+    SCORES, a `Score`, its class, which is called with the width, the grid (0, 0) and `keep`, or one for each stage. Dropped
+    patches become one extra token with `merge`, none without. With `shared` the images of a forward keep one set where the
+    score is of the images alone, else each its own. `blocks_at` is the path of the blocks where they are not found; `prefix` is
+    the number of tokens before the patches.
 
     A score with weights adds them as `slimming.scores.…`. docs/slim.md has an example for each library:
 
@@ -60,7 +60,8 @@ def slim(
     copies = (copy.deepcopy(score) for _ in stages[1:])
     given: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
     scores: Sequence[Any] = [SCORES.get(one, one) if isinstance(one, str) else one for one in given]
-    names = [one if isinstance(one, str) else type(one).__name__ for one in given]
+    kinds = (one if isinstance(one, (str, type)) else type(one) for one in given)
+    names = [getattr(one, "__name__", one) for one in kinds]
     if not (
         list(stages) == sorted(set(stages))
         and hasattr(shares, "__len__")
@@ -72,12 +73,12 @@ def slim(
         raise UserError(
             f"blocks is {blocks!r}, keep {keep!r}, operations {operations!r} and score {names}, but there must be rising whole "
             "numbers, for each one share in (0, 1], such as (0, 4) and (0.5, 0.5), or in place of these shares operations, and "
-            f"for each one score, a Score or {' or '.join(map(repr, SCORES))}{nearest_name(score, SCORES)}."
+            f"for each one score, a Score, its class or {' or '.join(map(repr, SCORES))}{nearest_name(score, SCORES)}."
         )
     towers = find_towers(model, blocks_at, prefix)
     check_stages(blocks, min(len(tower.blocks) for tower in towers), "blocks", kind)
     width = towers[0].patches.out_channels
-    scorers = [one(width, (0, 0)) if isinstance(one, type) else one for one in scores]
+    scorers = [one(width, (0, 0), keep=shares) if isinstance(one, type) else one for one in scores]
     # A class that is not known may call its children one after the other.
     home = towers[0].patches if blocks_at else towers[0].owner
     Slimming(blocks, shares, scorers, merge, shared, towers, operations).attach(model, home)

@@ -281,7 +281,9 @@ class Slimming(nn.Module):
             # Not a view, which would keep the whole output.
             values = values[:, : -state.extra].contiguous()
         tokens = tower.swap(values)
-        return (tokens, *outputs[-1][1:]) if isinstance(outputs[-1], tuple) else tokens
+        # A method inside the block may compute its parts, in place of its forward.
+        output = outputs[-1] if outputs else tokens
+        return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
 
     def find_batch(self, number: int, index: int, module: nn.Module, tokens: torch.Tensor) -> Batch:
         """The batch whose tokens are the input of block `index` of a tower, which goes on to the next block."""

@@ -38,7 +38,7 @@ def distill_loss(
         (each.float() / temperature).log_softmax(-1) for each in (logits, teacher.detach())
     )
     terms = F.kl_div(student, target, reduction="none", log_target=True)
-    return temperature**2 * terms.masked_fill(target.isneginf(), 0).sum(-1).mean()
+    return temperature**2 * terms.masked_fill((student + target).isneginf(), 0).sum(-1).mean()
 
 
 def feature_distill_loss(features: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ def check_shapes(what: str, ours: torch.Tensor, teacher: torch.Tensor) -> None:
 
 def euclidean_distance(features: torch.Tensor) -> torch.Tensor:
     """All pairs of features (B, D) → (B, B); squares are clamped at 1e-12 so that the root has a derivative."""
-    square = features.square().sum(dim=1)
+    square = features.square().sum(1)
     sums = square[:, None] + square
     return torch.addmm(sums, features, features.T, alpha=-2).clamp(min=1e-12).sqrt()
 
@@ -106,7 +106,7 @@ class CenterLoss(nn.Module):
 
     def forward(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """features (B, D), labels (B,) → mean over the batch."""
-        return (features.float() - self.centers[labels]).square().sum(dim=1).mean()
+        return (features.float() - self.centers[labels]).square().sum(1).mean()
 
 
 def make_center_losses(cfg: CfgNode, num_class: int, widths: Sequence[int]) -> nn.ModuleList:

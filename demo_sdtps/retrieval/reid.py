@@ -56,7 +56,7 @@ class Reid:
     camera_names: Sequence[str]  # as the files of the training have them
     widths: Mapping[int, int]
     calibrations: Mapping[int, Calibration]
-    has_told = False  # of triplets without a camera
+    has_told = False  # of triplets without a camera that the model knows
 
     def features(
         self,
@@ -73,9 +73,10 @@ class Reid:
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; those with three axes may have n as a further first one. None, for
         a modality or for an image of it, is a missing one; modalities that the model does not read are ignored.
-        `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
-        from 0 as in training, or a text, what the training's files call it; None, or another text, is any other camera, for
-        which the mean of the cameras' embeddings is taken. With the camera given, features are those of demo-sdtps export.
+        `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted from 0 as in
+        training, or a text, what the training's files call it; None, or another text, is any other camera, for which the mean
+        of the cameras' embeddings is taken, as a warning says once. With the camera given, features are those of demo-sdtps
+        export.
 
         Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
         unknown pattern or camera, and features that are not finite.
@@ -173,13 +174,6 @@ class Reid:
         cameras: list[Any] = [camera] * count
         if isinstance(camera, Iterable) and not isinstance(camera, str):
             cameras = [*camera]
-        if self.cameras and None in cameras and not self.has_told:
-            self.has_told = True
-            logger.warning(
-                "Of %d triplets %d have no camera, so that the mean of the model's %d is taken, which costs accuracy; name it, "
-                "by camera=…, --camera, --gallery_camera or --pattern.",
-                *(len(cameras), cameras.count(None), self.cameras),
-            )
         numbers = {name: number for number, name in enumerate(self.camera_names)}
         cameras = [numbers.get(each) if isinstance(each, str) else each for each in cameras]
         if len(cameras) != count:
@@ -189,6 +183,10 @@ class Reid:
                 raise UserError(
                     f"The camera is {label!r}, but must be from 0 to {self.cameras - 1}, or None for any other."
                 )
+        if self.cameras > 1 and None in cameras and not self.has_told:
+            self.has_told = True
+            text = "Triplets without a camera that the model knows have the mean of its %d, which costs accuracy; give camera=…"
+            logger.warning(text, self.cameras)
         return [self.cameras if label is None else int(label) for label in cameras]
 
 

@@ -160,9 +160,10 @@ def same_files(queries: Sequence[Triplet], triplets: Mapping[str, Triplet]) -> l
 
 
 def describe_cameras(reid: Reid, triplets: Sequence[Triplet]) -> list[str]:
-    """A line on cameras that the model's training did not have, if any."""
-    labels = {triplet.labels["camera"] for triplet in triplets if "camera" in triplet.labels}
-    others = sorted(labels - {*reid.camera_names}) if reid.cameras else []
+    """A line on cameras that the model's training did not have, or that are not named, if any."""
+    reid.has_told = True
+    labels = {triplet.labels.get("camera", "no camera") for triplet in triplets}
+    others = sorted(labels - {*reid.camera_names}) if reid.cameras > 1 else []
     names = ", ".join(filter(None, reid.camera_names)) or "none that its checkpoint names"
     return others and [
         f"Cameras that the model was not trained on, so that the mean of its own ({names}) is taken: {', '.join(others)}"

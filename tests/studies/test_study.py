@@ -240,9 +240,7 @@ def test_a_run_whose_weights_are_gone_is_made_again_for_those_that_need_it(make,
     _, (dense, slim) = make({"a": {}, "b": {"evaluate": {"TEST.MISS": "r"}}})
     assert waves([(dense, 1), (slim, 1)]) == ([(dense, 1)], [(slim, 1)])
     assert second == [("slim", 1), ("slim", 2), ("slim", 3), ("slim", 4)]
-
-
-def test_a_run_that_is_made_again_for_its_weights_keeps_its_figures():
+    # and keeps its figures
     runs = with_run(with_run(with_run({}, 10, "tenth"), 9, "ninth"), 10, "another processor's")
     assert [*runs.items()] == [("9", "ninth"), ("10", "tenth")]
 
