@@ -4,7 +4,8 @@ studies.baselines:ToMe or studies.baselines:EViT.
 Both act between the attention and the MLP of the blocks of MODEL.SLIM_BLOCKS (0 is the first block), and read the queries and
 keys that the attention computes anyway. They are written from their papers and from the behaviour of the published code. Left
 out is EViT's schedule of training, which lowers the keep ratio from 1 over the first epochs. Neither method knows of other
-modalities, so that every modality keeps its own patches, as with MODEL.SLIM_SHARED False.
+modalities, so that every modality keeps its own patches, as with MODEL.SLIM_SHARED False. DropThenMerge joins ToMe to this
+project's own drop.
 """
 
 from collections.abc import Mapping, Sequence
