@@ -56,7 +56,7 @@ class Reid:
     camera_names: Sequence[str]  # as the files of the training have them
     widths: Mapping[int, int]
     calibrations: Mapping[int, Calibration]
-    has_told = False  # of triplets without a camera that the model knows
+    warns_of_cameras = True  # until the first triplet without a camera that the model knows
 
     def features(
         self,
@@ -183,8 +183,8 @@ class Reid:
                 raise UserError(
                     f"The camera is {label!r}, but must be from 0 to {self.cameras - 1}, or None for any other."
                 )
-        if self.cameras > 1 and None in cameras and not self.has_told:
-            self.has_told = True
+        if self.cameras > 1 and None in cameras and self.warns_of_cameras:
+            self.warns_of_cameras = False
             text = "Triplets without a camera that the model knows have the mean of its %d, which costs accuracy; give camera=…"
             logger.warning(text, self.cameras)
         return [self.cameras if label is None else int(label) for label in cameras]

@@ -94,6 +94,7 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     place = arguments.index or default_index(arguments.gallery, origin)
     origin |= {"checkpoint": cfg.TEST.WEIGHT, "format": FORMAT}
     reid = open_reid(cfg)
+    reid.warns_of_cameras = False  # a line of the output says it, at each search
     width = reid.widths[pattern]
     table = open_index(place, arguments.gallery, origin, gallery, width, arguments.rebuild)
     extract = partial(extract_triplets, reid, pattern)
@@ -161,7 +162,6 @@ def same_files(queries: Sequence[Triplet], triplets: Mapping[str, Triplet]) -> l
 
 def describe_cameras(reid: Reid, triplets: Sequence[Triplet]) -> list[str]:
     """A line on cameras that the model's training did not have, or that are not named, if any."""
-    reid.has_told = True
     labels = {triplet.labels.get("camera", "no camera") for triplet in triplets}
     others = sorted(labels - {*reid.camera_names}) if reid.cameras > 1 else []
     names = ", ".join(filter(None, reid.camera_names)) or "none that its checkpoint names"

@@ -41,9 +41,10 @@ def test_hits_are_those_of_the_extractors_features(run_search, weights, place, h
     """Of queries in RGB and TI, by slow distances of what is present in each triplet."""
     words = ("--csv", "hits.csv", "--top", "4", "--return_pattern", 1)
     code, stdout, stderr = run_search(*words, "TEST.CROSS_MODAL_DISTANCE", how)
-    assert code == 0, stderr
+    assert code == 0 and "WARNING" not in stderr, stderr
     first, told, end = stdout.splitlines()
-    assert "5 triplets (5 new)" in first and "no camera" in told and "hits.csv, hits: 8" in end
+    assert first.endswith("5 triplets (5 new)") and told.endswith("no camera")
+    assert end == "Wrote hits.csv, hits: 8"
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     sides = [triplets(place / side) for side in ("query", "gallery")]
     features = [
