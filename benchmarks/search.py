@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from benchmarks.rows import Row, peak_memory
 from benchmarks.timing import in_turns
-from demo_sdtps.evaluation.distances import Side
-from demo_sdtps.retrieval.nearest import Nearest, nearest
+from demo_sdtps.evaluation.distances import Comparison, Side, complete_side
+from demo_sdtps.retrieval.nearest import Gallery, Nearest, nearest, search_sets
 from demo_sdtps.retrieval.table import create_table, open_table
 
 TOP = 10
@@ -28,12 +28,20 @@ def search_rows(quick: bool, device: torch.device) -> list[Row]:
     with tempfile.TemporaryDirectory() as place:
         write_table(place, gallery, width)
         side = read_side(place)
-        works = {"search": partial(exact, query, side), "reading": partial(read_side, place)}
+        kept, few = Gallery(Comparison(), side), complete_side(torch.from_numpy(query[:1]))
+        search_sets(few, kept, TOP)
+        works = {
+            "search": partial(exact, query, side),
+            "reading": partial(read_side, place),
+            "again": partial(search_sets, few, kept, TOP),
+            "product": partial(torch.mm, few[0], side[0].T),
+        }
         seconds = in_turns("search", works, 1)
         memory = peak_memory(search_table, place, queries, gallery, width) / 1024
     what = f"exact search of {queries:,} queries in {gallery:,}, width {width}"
     return [
         Row(what, None, seconds["search"], "s", None),
+        Row("… one query again, beside a product", seconds["product"], seconds["again"], "s", None),
         Row("… reading of the table", None, seconds["reading"], "s", None),
         Row("… peak memory", None, memory, "GiB", None),
     ]

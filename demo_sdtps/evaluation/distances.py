@@ -110,12 +110,15 @@ class Comparison:
         set, as all are to the comparison "all"."""
         if self.how == "all":
             return {self.complete: slice(None)}
-        read = [name in self.complete for name in MODALITIES]
-        kinds, kind = np.unique(present & read, axis=0, return_inverse=True)
-        sets = [frozenset(names_present(row)) for row in kinds]
-        if len(sets) == 1:
-            return {sets[0]: slice(None)}
-        return {each: np.flatnonzero(kind == place) for place, each in enumerate(sets)}
+        bits = {name: 1 << place for place, name in enumerate(reversed(MODALITIES))}
+        codes = present @ [bits[name] * (name in self.complete) for name in MODALITIES]
+        kinds = {
+            frozenset(name for name, bit in bits.items() if code & bit): codes == code
+            for code in np.flatnonzero(np.bincount(codes)).tolist()
+        }
+        if len(kinds) == 1:
+            return dict.fromkeys(kinds, slice(None))
+        return {one: np.flatnonzero(is_of_it) for one, is_of_it in kinds.items()}
 
     def is_defined(self, one: Modalities, other: Modalities) -> bool:
         """Whether triplets of these two sets have a distance."""

@@ -4,7 +4,7 @@
 import argparse
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +68,27 @@ class Features:
 
     Compute with `values`; `torch.as_tensor(features.values)` is a tensor, and numpy takes the whole as the array of its values.
     `features[rows]` are those of some rows, by a slice, a mask, indices or one index; `Features.concatenate` those of several.
-    `Features(values, present)` states what is present in values of one's own. Raises `UserError` for other shapes and codes.
+    `Features(values, present)` states what is present in values of one's own. A gallery's arrays are read-only from its first
+    search on, which keeps what it derives from them for the next. Raises `UserError` for other shapes and codes.
     """
 
     values: np.ndarray
     present: np.ndarray
+    matrix: torch.Tensor = field(init=False, repr=False)  # `values`, of the same memory
+    prepared: Any = field(default=None, init=False, repr=False)  # a `Gallery`, once searched
 
     def __post_init__(self) -> None:
-        self.values, codes = as_matrix(self.values).copy(), np.asarray(self.present)
+        self.matrix = torch.from_numpy(as_matrix(self.values).copy())
+        self.values, codes = self.matrix.numpy(), np.asarray(self.present)
         if codes.shape != self.values.shape[:1] or not np.isin(codes, range(CODES.sum() + 1)).all():
             raise UserError(
                 f"What is present in features {self.values.shape} has the shape {codes.shape} and the codes "
                 f"{np.unique(codes)}; give the sum of 1 for RGB, 2 for NI and 4 for TI of each row."
             )
         self.present = codes.astype(np.uint8)
+
+    def __reduce__(self) -> tuple:
+        return Features, (self.values, self.present)  # not what a search derived
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,14 +104,6 @@ class Features:
     def __getitem__(self, rows: Any) -> "Features":
         rows = [rows] if isinstance(rows, (int, np.integer)) else rows
         return Features(self.values[rows], self.present[rows])
-
-    def __setitem__(self, rows: Any, features: "Features") -> None:
-        rows = [rows] if isinstance(rows, (int, np.integer)) else rows
-        self.values[rows], self.present[rows] = features.values, features.present
-
-    def copy(self) -> "Features":
-        """Equal features in memory of their own."""
-        return self[:]
 
     @staticmethod
     def concatenate(features: "Sequence[Features]") -> "Features":

@@ -35,7 +35,7 @@ from demo_sdtps.retrieval.features import (
     modality_mask,
     model_keys,
 )
-from demo_sdtps.retrieval.nearest import Calibration, Hits, search_sets
+from demo_sdtps.retrieval.nearest import Calibration, Gallery, Hits, search_sets
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json, sha256
 
@@ -159,7 +159,12 @@ class Reid:
         # two of one width are 1 and 2, which differ; three are the same features
         calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
         top = min(top, len(gallery))
-        return search_sets(self._comparison(patterns), one, other, top, calibration)
+        comparison = self._comparison(patterns)
+        if gallery.prepared is None or gallery.prepared.comparison != comparison:
+            gallery.prepared = Gallery(comparison, other)
+            for array in (gallery.values, gallery.present):  # or what is kept would be wrong
+                array.flags.writeable = False
+        return search_sets(one, gallery.prepared, top, calibration)
 
     def _matching_patterns(self, side: Side) -> list[int]:
         """The return patterns whose features have as many columns."""
@@ -378,9 +383,7 @@ def sides(query: Features, gallery: Features) -> tuple[Side, Side]:
             "The features must be of one return pattern; give what features(…) returns, or Features(values, present), "
             f"of one width, not {' and '.join(str(getattr(each, 'shape', each)) for each in (query, gallery))}."
         )
-    one, other = (
-        (torch.from_numpy(each.values), decode_present(each.present)) for each in (query, gallery)
-    )
+    one, other = ((each.matrix, decode_present(each.present)) for each in (query, gallery))
     return one, other
 
 

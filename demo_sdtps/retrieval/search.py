@@ -33,7 +33,7 @@ from demo_sdtps.evaluation.distances import (
 )
 from demo_sdtps.evaluation.protocol import prepare_evaluation
 from demo_sdtps.retrieval.features import as_text, describe_features
-from demo_sdtps.retrieval.nearest import Calibration, rerank_hits, search_sets
+from demo_sdtps.retrieval.nearest import Calibration, Gallery, rerank_hits, search_sets
 from demo_sdtps.retrieval.reid import Reid, open_reid
 from demo_sdtps.retrieval.table import BATCH, FEATURE, REBUILD, Table, create_table, open_table
 from demo_sdtps.runtime.errors import check_extra
@@ -135,7 +135,7 @@ def find_hits(
     # so many that `top` are left without those that are excluded
     depth = min(arguments.top + max(1, *map(len, excluded)), len(names))
     most = min(max(arguments.re_rank or 0, depth), len(names))
-    near = search_sets(comparison, query, gallery, most, calibration)
+    near = search_sets(query, Gallery(comparison, gallery), most, calibration)
     if arguments.re_rank:
         near = rerank_hits(comparison, query, gallery, near, depth)
     shown = np.where(near.rows < 0, None, names[near.rows])

@@ -1,6 +1,7 @@
 """Features of own images: `demo_sdtps.load`."""
 
 import shutil
+from copy import copy
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tiny import SHALLOW
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config.load import with_values
 from demo_sdtps.modeling.modalities import SUBSETS
 from tests.reference import cross_modal as plain
 from tests.reference import search as reference
@@ -155,7 +157,12 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
     whole = np.take_along_axis(reid.distance(*sides), rows, axis=1)
     assert np.array_equal(distances, whole)
     assert rows[3, :4].tolist() == [3, 5, 11, 17] and not distances[3, :4].any()
+    kept = sides[1].prepared
     assert all(map(np.array_equal, reid.search(*sides, 30), (rows, distances)))
+    assert sides[1].prepared is kept  # what a search derives from a gallery, which stays as it is
+    for array in (sides[1].values, sides[1].present):
+        with pytest.raises(ValueError, match="read-only"):
+            array[:] = 1
     narrow = demo_sdtps.Features(gallery[:, 1:], [7] * 20)
     for wrong in (narrow, gallery):
         with pytest.raises(UserError, match=r"of one width, not \(4, 7\) and \(20, "):
@@ -187,8 +194,14 @@ def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
     rows, _ = reid.search(features[2:4], features[[6, 0, 5]], top=2)
     allowed = 2 * tolerance(*lengths) * 4
     assert_order(rows, [[line[row] for row in (6, 0, 5)] for line in expected[2:4]], allowed)
-    rows, distances = reid.search(features[1:2], features[[0, 1]])
+    gallery = features[[0, 1]]
+    rows, distances = reid.search(features[1:2], gallery)
     assert rows.tolist() == [[1, -1]] and np.isinf(distances).tolist() == [[False, True]]
+    other = copy(reid)  # compares otherwise what the first search has kept of the gallery
+    other.cfg = with_values(reid.cfg, {"TEST.CROSS_MODAL_DISTANCE": "all"})
+    for one, number in ((other, 0), (reid, 1), (other, 0)):
+        infinite = np.isinf(one.search(features[1:2], gallery).distances)
+        assert infinite.sum() == number
 
 
 BAD = {

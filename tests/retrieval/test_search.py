@@ -115,8 +115,9 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
     sets = [shuffled(draws, 2), [*shuffled(draws, 10), *3 * [{"RGB"}]]]
     query, gallery = draw_sides(draws, sources, *sets)
     expected = run_reference(split_parts(query[0]), split_parts(gallery[0]), sources, *sets, how)
+    kept = nearest.Gallery(comparison(sources, how), gallery)
     for top in (1, 9, 70):
-        hits = nearest.search_sets(comparison(sources, how), query, gallery, top)
+        hits = nearest.search_sets(query, kept, top)
         assert_hits(hits, sources, *expected)
 
 
@@ -126,7 +127,7 @@ def test_equal_hits_of_several_sets_are_in_their_order():
     query, (features, _) = draw_sides(generator(13), sources, [{"RGB"}], 4 * [{"RGB"}])
     features[:], features[:, 0] = 0, 1
     gallery = features, present_in([both, {"RGB", "TI"}, both, both])
-    hits = nearest.search_sets(comparison(sources, "shared"), query, gallery, 4)
+    hits = nearest.search_sets(query, nearest.Gallery(comparison(sources, "shared"), gallery), 4)
     assert hits.rows[0].tolist() == [0, 1, 2, 3] and len(set(hits.distances[0])) == 1
 
 
@@ -136,7 +137,7 @@ def test_re_ranking_of_hits_of_several_sets():
     sets = [shuffled(draws, 1), shuffled(draws, 6)]
     query, (features, present) = draw_sides(draws, sources, *sets)
     how, gallery = comparison(sources, "shared"), (features, present)
-    hits = nearest.search_sets(how, query, gallery, 42)
+    hits = nearest.search_sets(query, nearest.Gallery(how, gallery), 42)
     actual = nearest.rerank_hits(how, query, gallery, hits, 42)
     for number, rows in enumerate(hits.rows):
         rows = np.sort(rows[rows >= 0])
