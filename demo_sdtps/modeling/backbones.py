@@ -116,7 +116,7 @@ class Backbone(nn.Module):
         """True: torch's fused attention; False: plain matrix products; None: chosen by device and precision."""
         self.is_compiled = False
         self.precision: torch.dtype | None = None  # of matrix products; None leaves it to autocast
-        self.camera_weight = cfg.MODEL.SIE_COE
+        self.camera_weight, self.share_unknown = cfg.MODEL.SIE_COE, cfg.MODEL.SIE_UNKNOWN
         self.camera_embedding = None
         if cfg.MODEL.SIE_CAMERA and camera_num >= self.min_cameras:
             self.camera_embedding = nn.Parameter(torch.empty(camera_num, 1, self.vit.embed_dim))
@@ -143,8 +143,11 @@ class Backbone(nn.Module):
         prefix = torch.cat(tokens, dim=1)
         if self.camera_embedding is not None:
             known: torch.Tensor = self.camera_embedding
-            if not self.training:  # one more, the last, stands for any other camera
-                known = torch.cat([known, known.mean(dim=0, keepdim=True)])
+            # one more, the last, stands for any other camera
+            known = torch.cat([known, known.mean(dim=0, keepdim=True)])
+            if self.training and self.share_unknown:
+                is_unknown = torch.rand((), device=cameras.device) < self.share_unknown
+                cameras = cameras.masked_fill(is_unknown, self.cameras)
             camera = self.camera_weight * known[cameras]  # (B, 1, C)
             prefix = prefix + camera
             patches = patches + camera if self.camera_on_patches else patches
