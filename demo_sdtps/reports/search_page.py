@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from demo_sdtps.config import MODALITIES, with_values
-from demo_sdtps.config.common import count_text, print_lines
+from demo_sdtps.config.common import RERANKED, SQUARED, count_text, print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.retrieval.search import Hit, SearchResult
@@ -54,8 +54,8 @@ def is_scored(result: SearchResult) -> bool:
 
 
 def hit_text(hit: Hit) -> str:
-    """The probability of a hit; "–" where it is not known."""
-    return "–" if hit.probability != hit.probability else f"P = {hit.probability:.1%}"
+    """The probability of a hit."""
+    return "unknown" if hit.probability != hit.probability else f"P = {hit.probability:.1%}"
 
 
 def write_hits(result: SearchResult, path: Path) -> None:
@@ -107,9 +107,10 @@ def search_page(result: SearchResult, arguments: argparse.Namespace) -> tuple[st
         images |= {one: thumbnail(cfg, one, modalities) for one in needed if one not in images}
         if sum(map(len, images.values())) > THUMBNAIL_BYTES:
             break
-    shown = f"queries: {len(result.queries)}, hits of each: {longest}"
+    shown = [f"queries: {len(result.queries)}, hits of each: {longest}"]
     if len(rows) < len(result.queries) or most < longest:
-        shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
+        limit = f"{len(rows)} of {len(result.queries)} queries, with at most {most} hits each"
+        shown.append(f"The page shows {limit}; --csv writes all")
     folder = arguments.output.parent
 
     def links(triplet: Triplet) -> dict[str, str]:
@@ -128,12 +129,11 @@ def search_page(result: SearchResult, arguments: argparse.Namespace) -> tuple[st
         images=images,
         places={triplet: number for number, triplet in enumerate(images)},
         links=links,
-        hit_text=hit_text,
         title=f"Hits in {arguments.gallery.resolve().name}",
-        shown=shown,
+        notes=[*shown[1:], *result.cameras],
         where=arguments.where,
-        distance=result.distance,
+        distance=RERANKED if arguments.re_rank else SQUARED,
         scored=is_scored(result),
         judged=is_calibrated(result),
     )
-    return page, shown
+    return page, ". ".join(shown)

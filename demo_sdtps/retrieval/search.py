@@ -18,7 +18,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.common import RERANKED, SQUARED, print_lines
+from demo_sdtps.config.common import print_lines
 from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, read_folders
 from demo_sdtps.datasets.images import drop_unreadable
@@ -62,14 +62,13 @@ class Hit(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """Queries, the hits of each, whose distances are `distance`, what is wrong with images that were left out, by path, and the
-    model."""
+    """Queries, the hits of each, what is wrong with images that were left out, by path, the model, and `describe_cameras`."""
 
     queries: Sequence[Triplet]
     hits: list[list[Hit]]
-    distance: str
     broken: dict[str, str]
     reid: Reid
+    cameras: list[str]
 
 
 class Changes(NamedTuple):
@@ -114,7 +113,7 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
         calibration = None if arguments.re_rank else reid.calibrations.get(pattern)
         sides = query, stored, side
         hits = find_hits(arguments, comparison, queries, *sides, triplets, calibration)
-    return SearchResult(queries, hits, RERANKED if arguments.re_rank else SQUARED, broken, reid)
+    return SearchResult(queries, hits, broken, reid, cameras)
 
 
 def find_hits(

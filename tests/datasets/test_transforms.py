@@ -46,11 +46,8 @@ def test_mean_and_deviation_are_the_configurations(tiny_root):
     mean, std = (
         torch.tensor(values).double()[:, None, None] for values in ((0.1, 0.2, 0.3), (1, 2, 4))
     )
-    assert_close(
-        resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST)(image),
-        (image.double() / 255 - mean) / std,
-        *SCALED,
-    )
+    actual = resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST)(image)
+    assert_close(actual, (image.double() / 255 - mean) / std, *SCALED)
 
 
 def test_a_move_is_padding_and_a_crop():

@@ -8,19 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-BROWSER, DRIVER = (
-    shutil.which("chromium") or shutil.which("google-chrome"),
-    shutil.which("chromedriver"),
-)
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
 
 
 @contextmanager
 def headless():
     """A driver of the system's Chromium; skips the test where there is none."""
     if not (BROWSER and DRIVER):
-        pytest.skip(
-            "chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)"
-        )
+        pytest.skip("chromium is not installed (Debian: apt-get install chromium chromium-driver)")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -41,6 +37,13 @@ def page_data(path):
     return text, json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
 
 
+CUT = """const right = (one) => one.getBoundingClientRect().right;
+return [...document.querySelectorAll("body *")].filter((one) => !one.closest(".scroll"))
+    .filter((one) => right(one) > right(one.parentElement.closest("section, html")) + 1)
+    .map((one) => one.outerHTML.slice(0, 99));"""
+"""What lies beyond the right edge of its card or of the page, and does not scroll in its card."""
+
+
 class Page:
     """A page in the browser, by its path; elements by CSS."""
 
@@ -50,19 +53,11 @@ class Page:
 
     def show(self, width, scheme):
         """Open the page anew in a window of this width, on a system of this colour scheme."""
-        self.driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
-        )
-        self.driver.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia",
-            {
-                "features": [
-                    {"name": "prefers-color-scheme", "value": scheme},
-                    {"name": "prefers-reduced-motion", "value": "reduce"},
-                ]
-            },
-        )
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        preferred = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in preferred.items()]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         self.driver.get("about:blank")  # nothing of an earlier page is read
         self.driver.get(self.path.as_uri())
         until(lambda: self.run("return document.readyState") == "complete")

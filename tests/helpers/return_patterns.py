@@ -35,13 +35,9 @@ def by_hand(model, images, cameras):
 def reference_fusion(model):
     """The model's HDM and ATMoE in float64, as seven attentions and an expert after the other."""
     plain = Fusion(C, model.atmoe.heads if model.atmoe else None, dropout=0.0)
-    plain.load_state_dict(
-        {
-            name.removeprefix("generalFusion."): tensor
-            for name, tensor in to_demo(model.state_dict()).items()
-            if name.startswith("generalFusion.")
-        }
-    )
+    weights, prefix = to_demo(model.state_dict()), "generalFusion."
+    names = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}
+    plain.load_state_dict({short: weights[name] for short, name in names.items()})
     return plain.double().train(model.training)
 
 
@@ -58,11 +54,8 @@ def expected_features(model, images, cameras):
         patches = dict(zip(MODALITIES, slimmed, strict=True))
     if model.hdm:
         features.append(reference_fusion(model)(patches, global_feats))
-    return features + (
-        [torch.cat(list(global_feats.values()), dim=1)]
-        if model.one_head
-        else list(global_feats.values())
-    )
+    original = list(global_feats.values())
+    return features + ([torch.cat(original, dim=1)] if model.one_head else original)
 
 
 def expected_patterns(model, images, cameras):

@@ -144,18 +144,13 @@ def measure_amplification(module) -> Iterator[list[float]]:
     """How many times as large each BatchNorm of a training forward inside makes roundings: the largest value over the least
     deviation in the batch, which it is divided by."""
     actual = []
-    hooks = [
-        norm.register_forward_pre_hook(
-            lambda _, inputs: actual.append(
-                float(
-                    inputs[0].detach().abs().max()
-                    / inputs[0].detach().std(dim=0, correction=0).min()
-                )
-            )
-        )
-        for norm in module.modules()
-        if isinstance(norm, torch.nn.BatchNorm1d)
-    ]
+
+    def measure(_, inputs):
+        values = inputs[0].detach()
+        actual.append(float(values.abs().max() / values.std(dim=0, correction=0).min()))
+
+    norms = [each for each in module.modules() if isinstance(each, torch.nn.BatchNorm1d)]
+    hooks = [norm.register_forward_pre_hook(measure) for norm in norms]
     yield actual
     for hook in hooks:
         hook.remove()
@@ -193,11 +188,8 @@ def margins():
     def noting(score, keep):
         ordered = score.detach().double().sort(dim=-1, descending=True).values
         if keep < ordered.shape[-1]:
-            choices.extend(
-                ((ordered[..., keep - 1] - ordered[..., keep]) / ordered.abs().max())
-                .flatten()
-                .tolist()
-            )
+            gaps = (ordered[..., keep - 1] - ordered[..., keep]) / ordered.abs().max()
+            choices.extend(gaps.flatten().tolist())
         return best(score, keep)
 
     with ExitStack() as changes:

@@ -8,13 +8,8 @@ from numeric import tolerance
 
 from demo_sdtps.commands import evaluate
 from demo_sdtps.config import load_cfg
+from demo_sdtps.evaluation import protocol
 from demo_sdtps.evaluation.distances import k_reciprocal
-from demo_sdtps.evaluation.protocol import (
-    extract_features,
-    load_model_and_data,
-    make_test_data,
-    normalise,
-)
 from demo_sdtps.reports import figures
 
 
@@ -49,9 +44,11 @@ def test_title_and_distances(success, monkeypatch, tiny_root, tmp_path, words, p
 
     keys = [word for word in words if not word.startswith("--")]
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "TEST.WEIGHT", weights, *keys)[2:])
-    model, splits = load_model_and_data(cfg)
-    data = make_test_data(cfg, **splits)
-    features = normalise(cfg, extract_features(cfg, model, data.loader)[0][pattern])
+    model, splits = protocol.load_model_and_data(cfg)
+    data = protocol.make_test_data(cfg, **splits)
+    features = protocol.normalise(
+        cfg, protocol.extract_features(cfg, model, data.loader)[0][pattern]
+    )
     is_reranked = cfg.TEST.RE_RANKING == "yes"
     matrix = k_reciprocal(features, features) if is_reranked else squared_distances(features)
     one = splits["query"][16]

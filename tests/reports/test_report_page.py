@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from browser import Page, headless, page_data
+from browser import CUT, Page, headless, page_data, until
 from commands import BASELINE, CONFIG, EPOCH, call, make_run, read_scores
 from PIL import Image
 from triplets import write_msvr310, write_rgbnt100
@@ -17,12 +17,7 @@ from triplets import write_msvr310, write_rgbnt100
 from demo_sdtps.commands import evaluate
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.evaluation.protocol import (
-    evaluate_cross_modal,
-    load_model_and_data,
-    make_test_data,
-    modality_sets,
-)
+from demo_sdtps.evaluation import protocol
 from demo_sdtps.evaluation.tables import MEASURES
 from demo_sdtps.reports.figures import kept_patches
 
@@ -80,8 +75,8 @@ def test_the_page_has_the_numbers_of_the_analysis_and_the_kept_patches(analysed_
     assert len(data["rank_lists"]) <= LISTED and len(data["thumbnails"]) == 31
     worst = [numbers["queries"][number]["sample"] for number in numbers["worst_queries"]]
     assert {*map(str, worst)} <= {*data["thumbnails"]}  # the most needed first
-    model, splits = load_model_and_data(cfg)
-    data_of = make_test_data(cfg, **splits)
+    model, splits = protocol.load_model_and_data(cfg)
+    data_of = protocol.make_test_data(cfg, **splits)
     for index, labels in data["samples"].items():
         sample = data_of.samples[int(index)]
         assert (labels["identity"], labels["camera"]) == (sample.identity, sample.camera + 1)
@@ -91,7 +86,7 @@ def test_the_page_has_the_numbers_of_the_analysis_and_the_kept_patches(analysed_
     for name, by_modality in grids.items():
         kept = torch.cat([by_modality[modality].flatten() for modality in MODALITIES])
         assert [*map(int, data["kept"]["bits"][name][index])] == kept.tolist()
-    assert numbers["cross_modal"] == evaluate_cross_modal(cfg, model, data_of)
+    assert numbers["cross_modal"] == protocol.evaluate_cross_modal(cfg, model, data_of)
     nothing = numbers["cases"]["nothing"]["3"]
     assert numbers["cross_modal"]["mAP"]["RNT"]["RNT"] == nothing["mAP"]
 
@@ -127,7 +122,7 @@ def test_the_page_in_a_browser(page, analysed_run):
     values = [value for row in sets for value in row]
     texts = ["–" if value is None else f"{100 * value:.1f}" for value in values]
     assert page.texts("#cross-modal .matrix td") == texts
-    assert page.texts("#cross-modal thead th")[1:8] == [*modality_sets(MODALITIES)]
+    assert page.texts("#cross-modal thead th")[1:8] == [*protocol.modality_sets(MODALITIES)]
     query = "document.querySelector('#rank-list .query')"
     for name, bits in page.run("return DATA.kept.bits").items():
         page.choose("#kept", name)
@@ -137,6 +132,15 @@ def test_the_page_in_a_browser(page, analysed_run):
         )
         kept = np.array([*bits[page.run(f"return {query}.dataset.index")]]).reshape(3, 8, 4)
         assert [value == 0 for value in alpha] == (np.hstack(kept) == "1").flatten().tolist()
+
+
+def test_nothing_is_cut_at_any_width(page):
+    """Nor where a card becomes narrower and the window does not."""
+    for width, scheme in ((390, "light"), (768, "dark"), (1400, "light")):
+        page.show(width, scheme)
+        assert page.run(CUT) == []
+        page.run("document.querySelector('main').style.width = '90%'")
+        assert until(lambda: page.run(CUT) == [])
 
 
 def test_the_filters_of_the_rank_lists(page, analysed_run):
@@ -193,6 +197,8 @@ def test_runs_are_compared(driver, analysed_run, other_run, tmp_path, command):
     ]
     losses = page.run("return document.getElementById('compared-loss').data.map((one) => one.y)")
     assert losses == [[2, 2], [2, 1]] and page.errors() == []
+    page.show(390, "light")
+    assert page.run(CUT) == []
 
 
 def test_the_run_whose_data_are_missing_is_named(analysed_run, other_run, own_root, refusal):

@@ -34,11 +34,6 @@ def short_features(generator, *shape, **copies):
     return (64 * random_features(generator, *shape, **copies)).round() / 64
 
 
-def make_side(queries):
-    """Complete triplets."""
-    return torch.from_numpy(queries), np.ones((len(queries), 3), bool)
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(nearest, "PRODUCT_ELEMENTS", 7 * 8)
@@ -146,6 +141,5 @@ def test_re_ranking_of_hits_of_several_sets():
         order = np.searchsorted(rows, actual.rows[number][: len(rows)])
         assert np.array_equal(np.sort(order), np.arange(len(rows)))
         assert np.array_equal(expected[order], actual.distances[number][: len(rows)])
-        assert (np.diff(expected[order]) >= 0).all() and (
-            actual.rows[number][len(rows) :] < 0
-        ).all()
+        assert (np.diff(expected[order]) >= 0).all()
+        assert (actual.rows[number][len(rows) :] < 0).all()

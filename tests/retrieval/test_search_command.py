@@ -26,14 +26,13 @@ SETTINGS = KEEP_ALL
 
 def triplets(folder):
     """Paths of RGB, NI and TI by name, None for a missing one; of a folder of JPEG files."""
-    names = sorted({path.name for modality in MODALITIES for path in (folder / modality).glob("*")})
-    return {
-        name: [
-            path if path.exists() else None
-            for path in (folder / modality / name for modality in MODALITIES)
-        ]
-        for name in names
-    }
+    sides = [{path.name: path for path in (folder / name).glob("*")} for name in MODALITIES]
+    return {name: [side.get(name) for side in sides] for name in sorted(set().union(*sides))}
+
+
+def present(paths):
+    """Names of the modalities that a triplet has."""
+    return {name for name, path in zip(MODALITIES, paths, strict=True) if path}
 
 
 @pytest.mark.parametrize("how", ["shared", "all"])
@@ -50,13 +49,7 @@ def test_hits_are_those_of_the_extractors_features(run_search, weights, place, h
     features = [
         reid.features(*zip(*side.values(), strict=True), return_pattern=1).values for side in sides
     ]
-    sets = [
-        [
-            {name for name, path in zip(MODALITIES, paths, strict=True) if path}
-            for paths in side.values()
-        ]
-        for side in sides
-    ]
+    sets = [[present(paths) for paths in side.values()] for side in sides]
     parts = (side.astype(float).reshape(len(side), 3, -1).tolist() for side in features)
     sources = [(name,) for name in MODALITIES]
     distances = cross_modal.distances(*parts, sources, *sets, how)

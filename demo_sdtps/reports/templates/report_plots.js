@@ -3,7 +3,7 @@ const PALETTE = DATA.palette;
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross"];
 // Colour and symbol of one of many, a pair of its own for each of 36.
 const kind = (place) => ({ color: PALETTE.series[place % 6], symbol: SYMBOLS[(place + Math.floor(place / 6)) % 6] });
-const CONFIG = { responsive: true, displayModeBar: false };
+const CONFIG = { displayModeBar: false };
 // A finger that is drawn over a plot scrolls the page.
 const DRAG = matchMedia("(pointer: coarse)").matches ? false : "zoom";
 
@@ -27,6 +27,8 @@ function plot(id, build) {
   const draw = () => Plotly.react(byId(id), ...build(), CONFIG);
   draw();
   redraws.push(draw);
+  // As wide as its card, in the same frame, whatever changes the card; Plotly's `responsive` is late and sees the window alone.
+  new ResizeObserver(() => Plotly.relayout(byId(id), { autosize: true })).observe(byId(id));
 }
 
 const withLoss = ({ records }) => records.filter((record) => "loss" in record);
@@ -56,8 +58,9 @@ plot("testing", () => [["mAP", "Rank-1"].flatMap((measure) => DATA.patterns.map(
 
 if (DATA.runs.length > 1) {
   const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;"); // Plotly reads tags in names
+  const lines = (text) => text.match(/.{1,34}/g).map(plain).join("<br>"); // as long as a phone is wide
   const curves = (recordsOf, value, title) => [DATA.runs.map((run, place) => ({
-    x: epochs(recordsOf(run)), y: recordsOf(run).map(value), name: plain(run.name), mode: "lines+markers", hovertemplate: "%{y:.1f}",
+    x: epochs(recordsOf(run)), y: recordsOf(run).map(value), name: lines(run.name), mode: "lines+markers", hovertemplate: "%{y:.1f}",
     marker: { size: 8, ...kind(place) }, line: { color: kind(place).color },
   })), layout("epoch", title, { hovermode: "x unified" })];
   const pattern = () => document.querySelector("[name=compared]:checked").value;

@@ -13,7 +13,7 @@ function queryFigure(query) {
 
 function nearFigure({ sample, distance, is_match: isHit }, place) {
   const mark = element("span", isHit ? "hit" : "miss", `${place + 1}\u00a0${isHit ? "✓" : "✗"}`);
-  return figure(sample, isHit ? "is-hit" : "is-miss", mark, element("b", "", `d = ${distance.toFixed(4)}`), nameOf(sample));
+  return figure(sample, isHit ? "is-hit" : "is-miss", mark, element("b", "", distance.toFixed(4)), nameOf(sample));
 }
 
 function fill(select, values) {

@@ -12,17 +12,21 @@ function fileFigure(index, className, ...lines) {
 
 const queryFigure = (query) => fileFigure(query.sample, "query", element("b", "", "query"));
 
-function nearFigure([sample, distance, score, judged], place) {
-  const ordered = score === null ? [] : [`s = ${score.toFixed(3)}`];
-  const lines = [element("b", "", `${place + 1}: d = ${distance.toFixed(4)}`), ...ordered, ...(judged ? [judged] : [])];
-  return fileFigure(sample, "", ...lines);
+const farthest = DATA.queries.flatMap((query) => query.nearest).reduce((most, [, distance]) => Math.max(most, distance), 0);
+
+// The one number of a hit and its bar: the probability or, of a model without a calibration, the distance.
+function nearFigure([sample, distance, , probability]) {
+  if (DATA.judged && probability === null) return fileFigure(sample, "", element("span", "muted", "unknown"));
+  const bar = element("span", "share");
+  bar.style.setProperty("--share", DATA.judged ? probability : distance / (farthest || 1));
+  return fileFigure(sample, "", element("b", "", DATA.judged ? `${percent(probability)} %` : distance.toFixed(4)), bar);
 }
 
-const first = (query) => query.nearest[0]?.[1] ?? Infinity;
+const first = (query) => query.nearest[0]?.[2] ?? Infinity;
 const ORDERS = {
   order: () => 0,
-  nearest: (a, b) => first(a) - first(b),
-  farthest: (a, b) => first(b) - first(a),
+  most: (a, b) => first(a) - first(b),
+  least: (a, b) => first(b) - first(a),
 };
 
 function chosenQueries() {
