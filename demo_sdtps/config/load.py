@@ -78,10 +78,10 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     return cfg
 
 
-def find_config(name: str | Path) -> Path:
+def find_config(name: str | Path, folders: Sequence[str] = ()) -> Path:
     """The file of a configuration: a path, or a name in the package such as RGBNT201/DeMo_SDTPS, with or without configs/ and
-    .yml."""
-    for folder in (Path(), CONFIGS, CONFIGS.parent):
+    .yml; one such as DeMo_SDTPS is in one of the `folders` of configs/."""
+    for folder in (Path(), CONFIGS, CONFIGS.parent, *(CONFIGS / each for each in folders)):
         for ending in ("", ".yml"):
             if (path := folder / f"{name}{ending}").is_file():
                 return path

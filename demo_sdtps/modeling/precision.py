@@ -57,9 +57,9 @@ def cast_copy(module: M, precision: torch.dtype) -> M:
 def castable_layers(model: nn.Module) -> list[nn.Module]:
     """Linear and convolution layers; without those of a score, which may compute outside autocast."""
     scores = (each for each in model.modules() if isinstance(each, Score))
-    left_out = {module for score in scores for module in score.modules()}
-    layers = (each for each in model.modules() if isinstance(each, (nn.Linear, nn.Conv2d)))
-    return [layer for layer in layers if layer not in left_out]
+    others = {module for score in scores for module in score.modules()}
+    kinds = (nn.Linear, nn.Conv2d)
+    return [each for each in model.modules() if isinstance(each, kinds) and each not in others]
 
 
 @contextmanager

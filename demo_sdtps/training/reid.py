@@ -73,15 +73,15 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
         set_seed(cfg.SOLVER.SEED)
         classes = len(identity_labels(splits["train"]))
         model = make_model(cfg, classes, 1 + max(sample.camera for sample in samples))
+        digest = class_digest(cfg, splits["train"])
+        origin = f"the weights are those of {run.output / LAST}"
+        if run.state is None:  # before the images are read, as there may be no network
+            origin = load_start(cfg, model, digest)
         loader = train_loader(cfg, splits["train"])
         data = {"patterns": make_test_data(cfg, splits["query"], splits["gallery"])}
         if held_out := splits.get(VALIDATION):
             data[VALIDATION] = make_test_data(cfg, held_out, held_out)
-        digest = class_digest(cfg, splits["train"])
         teacher = read_teacher(cfg, model, run.device, digest)
-        origin = f"the weights are those of {run.output / LAST}"
-        if run.state is None:
-            origin = load_start(cfg, model, digest)
         loss = ReIDLoss(cfg, model.to(run.device), teacher)
         if cfg.MODEL.COMPILE:
             compile_model(model, run.device, loss)

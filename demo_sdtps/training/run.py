@@ -334,7 +334,8 @@ def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]
         "versions": versions(device),
         "machine": machine(device),
     }
-    record = {"status": "running", "seed": cfg.SOLVER.SEED, **now}
+    start = {"seed": cfg.SOLVER.SEED, "start": cfg.TEST.WEIGHT}
+    record = {"status": "running", **start, **now}
     if epoch:
         before = read_run(path.parent)
         differences = [

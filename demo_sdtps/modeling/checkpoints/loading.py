@@ -57,13 +57,8 @@ def save_checkpoint(
     path: Path, cfg: CfgNode, model: nn.Module, epoch: int, state: Mapping[str, object] = {}
 ) -> None:
     """Write a model's weights, and `state` beside them, by `save_whole`."""
-    content = {
-        "model": model.state_dict(),
-        "dataset": cfg.DATASETS.NAMES,
-        "epoch": epoch,
-        "config": cfg.dump(),
-    }
-    save_whole({**content, **state}, path)
+    content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch}
+    save_whole({**content, "config": cfg.dump(), **state}, path)
 
 
 def save_whole(content: Mapping, path: Path) -> None:
