@@ -25,6 +25,7 @@ OTHER_ORDER = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L
 Paths = tuple[str | None, ...]  # None: there is no such image
 Images = tuple["torch.Tensor | None", ...]
 Scales = Mapping[str, Range | None]  # by modality
+Size = Sequence[int]  # height and width
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A")
 B = TypeVar("B")
@@ -33,12 +34,14 @@ OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
 
 
-def read_pixels(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> np.ndarray:
+def read_pixels(
+    item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES, least: Size | None = None
+) -> np.ndarray:
     """An image as uint8 (H, W, 3): a path or a PIL image, turned as its header says, an array (H, W, 3), (H, W, 1) or (H, W),
     or a tensor (3, H, W), (1, H, W) or (H, W). More than 8 bits are scaled by `scale`, of a PIL image those that Pillow keeps;
     arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale` states their range. Where it is
-    None, as for published data sets, a file is read as it is stored, of 16 bits the upper 8. Raises `UserError`, which ends
-    with `advice`."""
+    None, as for published data sets, a file is read as it is stored, of 16 bits the upper 8. A JPEG file is decoded at the
+    smallest scale whose sides are `least` or more. Raises `UserError`, which ends with `advice`."""
     is_path = isinstance(item, (str, os.PathLike))
     if not is_path and not isinstance(item, Image.Image):
         return _array_pixels(item, advice, scale or PERCENTILES)
@@ -46,7 +49,7 @@ def read_pixels(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTIL
         if is_path:
             # Pillow maps a file that it has the path of into memory, where it turns some TIFFs wrongly
             with open(item, "rb") as file:
-                return _file_pixels(file, scale)
+                return _file_pixels(file, scale, least)
         return _as_rgb(item, scale)
     except MemoryError:
         raise
@@ -58,10 +61,10 @@ def read_pixels(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTIL
         ) from None
 
 
-def image_size(path: str) -> tuple[int, int]:
-    """Width and height in the header of an image; (0, 0) of one that cannot be read."""
+def image_size(path: str, least: Size | None = None) -> tuple[int, int]:
+    """Width and height of an image as `read_pixels` decodes it, by its header; (0, 0) of one that cannot be read."""
     with suppress(Exception), open(path, "rb") as file:
-        return _open(file).size
+        return _open(file, least).size
     return 0, 0
 
 
@@ -75,15 +78,18 @@ def to_8_bits(values: np.ndarray, scale: Range) -> np.ndarray:
     return np.rint(((values - low) * (255 / max(high - low, 1e-9))).clip(0, 255)).astype(np.uint8)
 
 
-def _open(file: BinaryIO) -> ImageFile.ImageFile:
-    """The image in a file, by its header."""
+def _open(file: BinaryIO, least: Size | None = None) -> ImageFile.ImageFile:
+    """The image in a file, by its header, in the scale that `read_pixels` decodes."""
     file.seek(0)
-    return Image.open(file, formats=FORMATS)
+    image = Image.open(file, formats=FORMATS)
+    if least:  # height and width, once the image is turned
+        image.draft(None, (least[0], least[1]) if _orientation(image) > 4 else (least[1], least[0]))
+    return image
 
 
-def _file_pixels(file: BinaryIO, scale: Range | None) -> np.ndarray:
+def _file_pixels(file: BinaryIO, scale: Range | None, least: Size | None) -> np.ndarray:
     """The image in an open file as uint8 (H, W, 3)."""
-    image = _open(file)
+    image = _open(file, least)
     options = image.tile[0].args if image.tile else ""
     # how Pillow unpacks the bytes, such as "RGB;16B"
     raw = options if isinstance(options, str) else str((options or [""])[0])
@@ -139,11 +145,17 @@ def _is_wide(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or image.mode in ("I", "F")
 
 
-def _turn(image: Image.Image) -> Image.Image:
-    """The image as its header turns it; a damaged header turns nothing."""
+def _orientation(image: Image.Image) -> int:
+    """How the header of an image turns it, in EXIF's numbers; 1, not at all, by a damaged one."""
     with suppress(Exception):
-        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-            return ImageOps.exif_transpose(image)
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return 1
+
+
+def _turn(image: Image.Image) -> Image.Image:
+    """The image as its header turns it."""
+    with suppress(Exception):
+        return image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
     return image
 
 
@@ -181,21 +193,27 @@ def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
     return _three(array)
 
 
-def decode(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> "torch.Tensor":
+def decode(
+    item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES, least: Size | None = None
+) -> "torch.Tensor":
     """`read_pixels` of a path, PIL image, array or tensor, as uint8 (3, H, W) with channels last in memory."""
     import torch
 
-    return torch.from_numpy(read_pixels(item, advice, scale)).permute(2, 0, 1)
+    return torch.from_numpy(read_pixels(item, advice, scale, least)).permute(2, 0, 1)
 
 
 def decode_triplet(
-    paths: Paths, modalities: Sequence[str] = MODALITIES, scales: Scales = OWN_SCALES
+    paths: Paths,
+    modalities: Sequence[str] = MODALITIES,
+    scales: Scales = OWN_SCALES,
+    least: Size | None = None,
 ) -> Images:
     """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and
-    TI side by side; `scales` are those of `decode`."""
+    TI side by side; `scales` and `least` are those of `decode`."""
     if len(paths) == len(MODALITIES):
         pairs = [(name, paths[MODALITIES.index(name)]) for name in modalities]
-        return tuple(None if p is None else decode(p, scale=scales[name]) for name, p in pairs)
+        scaled = ((p, scales[name]) for name, p in pairs)
+        return tuple(None if p is None else decode(p, scale=s, least=least) for p, s in scaled)
     image = decode(paths[0], scale=scales[MODALITIES[0]])
     planes = image.chunk(len(MODALITIES), dim=2)
     return tuple(planes[MODALITIES.index(name)] for name in modalities)

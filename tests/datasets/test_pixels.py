@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from commands import BASELINE, checkpoint_file, cli_args_for
 from PIL import Image
 from triplets import FIRST, catch_message, config, cut_short, image_folder
@@ -19,7 +20,7 @@ from triplets import FIRST, catch_message, config, cut_short, image_folder
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
-from demo_sdtps.datasets import SPLITS, data_name, read_splits
+from demo_sdtps.datasets import SPLITS, data_name, loaders, read_splits
 from demo_sdtps.datasets.images import decode, to_8_bits, verify
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
 
@@ -266,6 +267,47 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
         warnings.simplefilter("error")
         actual = decode(str(tmp_path / "image.jpg"), scale=None).permute(1, 2, 0).numpy()
     assert actual.dtype == np.uint8 and np.array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize(
+    ("size", "orientation", "scale"),
+    [
+        ((1100, 700), 1, 4),
+        ((1100, 700), 6, 8),
+        ((1100, 700), 3, 4),
+        ((130, 250), 1, 1),
+        ((60, 20), 8, 1),
+    ],
+)
+def test_jpegs_are_decoded_at_the_smallest_scale_that_suffices(
+    tmp_path, monkeypatch, mode, size, orientation, scale
+):
+    """What the model is given is that of the whole image but for noise, and the cache counts what it keeps."""
+    least, path, exif = [128, 64], str(tmp_path / "x.jpg"), Image.Exif()
+    exif[274] = orientation
+    small = np.random.default_rng(1).integers(256, size=(5, 8, len(mode)), dtype=np.uint8)
+    image = Image.fromarray(small.squeeze(), mode).resize(size, Image.Resampling.BICUBIC)
+    image.save(path, exif=exif, quality=95)
+    whole, actual = decode(path), decode(path, least=least)
+    assert actual.shape[1:] == tuple(-(-side // scale) for side in whole.shape[1:])
+    assert scale == 1 or (np.array(actual.shape[1:]) >= least).all()
+    resized = [
+        F.interpolate(x[None].float(), least, mode="bilinear", antialias=True)
+        for x in (whole, actual)
+    ]
+    assert (resized[0] - resized[1]).abs().mean() < 2.5
+    cfg = load_cfg(BASELINE, ["DATASETS.CACHE", "auto"])
+    for limit in (0, -1):
+        monkeypatch.setattr(loaders, "CACHE_LIMIT", actual.numel() + limit)
+        assert loaders.use_cache(cfg, [(path,)], least) is (limit == 0)
+
+
+def test_other_files_than_jpegs_are_decoded_whole(tmp_path):
+    path = str(tmp_path / "image")
+    for name, (write, _) in EXACT.items():
+        write(tmp_path / "image")
+        assert decode(path, least=[1, 1]).equal(decode(path)), name
 
 
 def postscript(path):
