@@ -3,12 +3,12 @@
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from glob import escape
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import plain
 from demo_sdtps.datasets import base
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
@@ -133,10 +133,12 @@ def read_query(
             "(MODEL.MODALITIES); give another query, or a model that reads it."
         )
     inside = place.absolute().relative_to(folder)
-    paths = {modality: str(folder / inside)}
+    paths, stem = {modality: str(folder / inside)}, plain(place.stem)
     for name, other in find_places(root, folders).items():
-        siblings = sorted((other / inside.parent).glob(f"{escape(place.stem)}.*"))
+        there = Path(base.existing_path(other, str(inside.parent)))
+        siblings = sorted(path for path in there.glob("*.*") if plain(path.stem) == stem)
         images = [str(path) for path in siblings if path.suffix.lower() in base.endings()]
         if images and name in modalities:
             paths.setdefault(name, images[0])
-    return [Triplet(tuple(map(paths.get, MODALITIES)), name=inside.with_suffix("").as_posix())]
+    name = plain(inside.with_suffix("").as_posix())
+    return [Triplet(tuple(map(paths.get, MODALITIES)), name=name)]

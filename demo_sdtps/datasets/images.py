@@ -34,24 +34,28 @@ OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
 
 
-def read_pixels(
+def decode(
     item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES, least: Size | None = None
-) -> np.ndarray:
-    """An image as uint8 (H, W, 3): a path or a PIL image, turned as its header says, an array (H, W, 3), (H, W, 1) or (H, W),
-    or a tensor (3, H, W), (1, H, W) or (H, W). More than 8 bits are scaled by `scale`, of a PIL image those that Pillow keeps;
-    arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale` states their range. Where it is
-    None, as for published data sets, a file is read as it is stored, of 16 bits the upper 8. A JPEG file is decoded at the
-    smallest scale whose sides are `least` or more. Raises `UserError`, which ends with `advice`."""
+) -> "torch.Tensor":
+    """An image as uint8 (3, H, W) with channels last in memory: a path or a PIL image, turned as its header says, an array
+    (H, W, 3), (H, W, 1) or (H, W), or a tensor (3, H, W), (1, H, W) or (H, W). More than 8 bits are scaled by `scale`, of a PIL
+    image those that Pillow keeps; arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale`
+    states their range. Where it is None, as for published data sets, a file is read as it is stored, of 16 bits the upper 8. A
+    JPEG file is decoded at the smallest scale whose sides are `least` or more. Raises `UserError`, which ends with `advice`."""
+    import torch
+
     is_path = isinstance(item, (str, os.PathLike))
-    if not is_path and not isinstance(item, Image.Image):
-        return _array_pixels(item, advice, scale or PERCENTILES)
     try:
         if is_path:
             # Pillow maps a file that it has the path of into memory, where it turns some TIFFs wrongly
             with open(item, "rb") as file:
-                return _file_pixels(file, scale, least)
-        return _as_rgb(item, scale)
-    except MemoryError:
+                pixels = _file_pixels(file, scale, least)
+        elif isinstance(item, Image.Image):
+            pixels = _as_rgb(item, scale)
+        else:
+            pixels = _array_pixels(item, advice, scale or PERCENTILES)
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+    except (MemoryError, UserError):
         raise
     except Exception as error:  # Pillow raises many types of errors for damaged files
         what = f"The image {os.fspath(item)}" if is_path else "A PIL image"
@@ -62,7 +66,7 @@ def read_pixels(
 
 
 def image_size(path: str, least: Size | None = None) -> tuple[int, int]:
-    """Width and height of an image as `read_pixels` decodes it, by its header; (0, 0) of one that cannot be read."""
+    """Width and height of an image as `decode` gives it, by its header; (0, 0) of one that cannot be read."""
     with suppress(Exception), open(path, "rb") as file:
         return _open(file, least).size
     return 0, 0
@@ -79,7 +83,7 @@ def to_8_bits(values: np.ndarray, scale: Range) -> np.ndarray:
 
 
 def _open(file: BinaryIO, least: Size | None = None) -> ImageFile.ImageFile:
-    """The image in a file, by its header, in the scale that `read_pixels` decodes."""
+    """The image in a file, by its header, in the scale of `decode`."""
     file.seek(0)
     image = Image.open(file, formats=FORMATS)
     if least:  # height and width, once the image is turned
@@ -123,7 +127,7 @@ def _open_as(file: BinaryIO, raw: str) -> ImageFile.ImageFile:
 
 
 def _as_rgb(image: Image.Image, scale: Range | None) -> np.ndarray:
-    """uint8 (H, W, 3) without transparency, by `scale` as `read_pixels`. Grey of 16 bits is scaled here, as Pillow's
+    """uint8 (H, W, 3) without transparency, by `scale` as `decode`. Grey of 16 bits is scaled here, as Pillow's
     conversion to RGB clips it at 255."""
     is_tiff, tags = image.format == "TIFF", getattr(image, "tag_v2", {})
     if scale:
@@ -191,15 +195,6 @@ def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
             )
         array = to_8_bits(array, scale)
     return _three(array)
-
-
-def decode(
-    item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES, least: Size | None = None
-) -> "torch.Tensor":
-    """`read_pixels` of a path, PIL image, array or tensor, as uint8 (3, H, W) with channels last in memory."""
-    import torch
-
-    return torch.from_numpy(read_pixels(item, advice, scale, least)).permute(2, 0, 1)
 
 
 def decode_triplet(

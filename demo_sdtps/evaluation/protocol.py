@@ -3,7 +3,8 @@ for any cases of missing modalities, and the ranking of each return pattern, or 
 (docs/method.md)."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product, starmap
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
@@ -315,7 +317,19 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
         warnings.append(
             "WARNING: the data have no cameras, so matches may be of the query's camera, and MODEL.SIE_CAMERA has no effect."
         )
+    if pages := count_pages(sample for samples in splits.values() for sample in samples):
+        warnings.append(f"WARNING: {pages}")
     return warnings
+
+
+def count_pages(samples: Iterable[Sample]) -> str:
+    """A line on the further pages of TIFF files, which are not read, "" where there are none."""
+    pages = 0
+    for path in {path for sample in samples for path in sample.files}:
+        if path.lower().endswith((".tif", ".tiff")):
+            with suppress(OSError), Image.open(path) as image:
+                pages += getattr(image, "n_frames", 1) - 1
+    return f"{pages} pages of TIFF files after the first are not read" if pages else ""
 
 
 def exclude_key(cfg: CfgNode) -> str:
