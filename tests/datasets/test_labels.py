@@ -2,15 +2,24 @@
 
 import os
 import re
+import unicodedata
+from itertools import product
+from pathlib import Path
 
 import pytest
 from triplets import catch_message, pixels, save
 
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.folders import read_folder, read_folders, read_query
 from demo_sdtps.datasets.images import unreadable
-from demo_sdtps.datasets.own import name_labels, number_labels, number_scenes, read_table
+from demo_sdtps.datasets.own import (
+    name_labels,
+    number_labels,
+    number_scenes,
+    read_table,
+    read_triplets,
+)
 from demo_sdtps.evaluation.protocol import count_matched
 
 DEFAULT = r"(?P<identity>\d{6})_cam(?P<camera>\d+)"
@@ -85,13 +94,15 @@ def test_a_number_for_each_label():
     assert number_labels(["5", *long]) == {"5": 0, long[0]: 1, long[1]: 2, long[2]: 3}
 
 
+@pytest.mark.parametrize("separator", [*",;\t"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
-def test_cells_have_no_blanks_around_them(tmp_path, mark):
+def test_cells_have_no_blanks_around_them_and_no_invisible_marks(tmp_path, mark, separator):
+    """And a column without a name, as pandas writes it, is none."""
     table, text = (
         tmp_path / "x.csv",
-        " split ,identity,\u00a0note\r\n train,Bo ,a\u00a0 b\n\nquery,\t-1 \r\n",
+        ", split ,identity,\u00a0no\u200ete\r\n0, train,Bo ,a\u00a0 b\u00ad\n\n1,query,\u202a-1 \r\n",
     )
-    table.write_text(mark + text, encoding="utf-8", newline="")
+    table.write_text(mark + text.replace(",", separator), encoding="utf-8", newline="")
     columns, lines = read_table(table)
     assert columns == ["split", "identity", "note"]
     assert [*lines] == [2, 4]
@@ -107,13 +118,28 @@ def test_cells_have_no_blanks_around_them(tmp_path, mark):
         ("split,identity\ntrain,Bo\n\ntrain,Bo, Jr\n", "Line 4 of .* more cells"),
         ('split,note\ntrain,"open\nquery,lost\n', "unexpected end of data"),
         ("split,identity\ntrain,Bo\nquery,Bo\0\n", "Line 3 of .* has an invisible character"),
-        ("split,identity\ntrain,\u200bBo\n", "Line 2 of .* has an invisible character"),
+        ("split;note\ntrain;Bo;Jr\n", "Line 2 of .* a text with ';' into"),
+        ("split,note,no\u00adte\ntrain,Bo,\n", "two columns 'note'"),
     ],
 )
 def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(UserError, match=expected):
         read_table(tmp_path / "x.csv")
+
+
+def test_labels_that_are_one_number_are_told(tmp_path, caplog):
+    save(tmp_path / "x.png", IMAGE)
+    lines = ["split,identity,camera,rgb"]
+    for split, identity, camera in product(
+        ("train", "query"), ("7", "07", "7.0", "8"), ("2", "2.0")
+    ):
+        lines.append(f"{split},{identity},{camera},x.png")
+    (tmp_path / "x.csv").write_text("\n".join([*lines, "gallery,8,2,x.png"]))
+    words = ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", str(tmp_path / "x.csv")]
+    read_splits(load_cfg(None, words))
+    told = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert told == ["identity 07 and 7 and 7.0", "camera 2 and 2.0"]
 
 
 def test_triplets_with_a_file_in_common_are_one_scene(tmp_path):
@@ -163,12 +189,45 @@ def test_linked_folders_and_files_are_read_and_circles_end(tmp_path):
         assert os.path.samefile(rgb_path, ni_path) and rgb_path != ni_path
 
 
-def test_what_systems_hide_is_no_image(tmp_path):
+def test_what_systems_hide_is_no_image_and_other_formats_are_counted(tmp_path, caplog):
     hidden = ("._a.png", ".DS_Store", "@eaDir/a.png", "__MACOSX/._a.png", ".hidden/a.png")
     hidden += ("#recycle/a.png",)
     for name in (*hidden, "a.png", "more/b.png", "more/._b.png", "more/@eaDir/b.png"):
         save(tmp_path / "RGB" / name, IMAGE) if name.endswith("g") else None
+    (tmp_path / "RGB" / "Thumbs.db").touch()
+    assert names_of(tmp_path) == ["a", "more/b"] and not caplog.records
+    for name in ("x.heic", "more/y.HEIC", "more/notes.txt"):
+        (tmp_path / "RGB" / name).touch()
     assert names_of(tmp_path) == ["a", "more/b"]
+    (text,) = caplog.messages
+    assert "RGB: 3 files are left out" in text and text.endswith("(.HEIC, .heic, .txt)")
+
+
+def test_names_that_look_the_same_are_one_triplet(tmp_path):
+    """In the normal forms of Linux and macOS, with blanks of another kind and invisible marks."""
+    names = (
+        "Zo\u00eb 1/Jos\u00e9 a",
+        "Zo\u00eb 1/Jose\u0301\u00a0a",
+        "Zo\u00eb 1/Jos\u00e9\u200e \u00ada",
+    )
+    for modality, name in zip(MODALITIES, names, strict=True):
+        save(tmp_path / modality / f"{name}.png", IMAGE)
+    paths = tuple(
+        str(tmp_path / modality / f"{name}.png")
+        for modality, name in zip(MODALITIES, names, strict=True)
+    )
+    for triplet in (
+        *read_folder(tmp_path),
+        *read_query(Path(paths[0])),
+        *read_query(Path(paths[1])),
+    ):
+        assert (triplet.name, triplet.paths) == (names[0], paths)
+    table = tmp_path / "x.csv"
+    forms = [unicodedata.normalize(form, f"RGB/{names[0]}.png") for form in ("NFC", "NFD")]
+    for form in forms:
+        table.write_text(f"rgb\n{form}\n", encoding="utf-8")
+        (one,) = read_triplets(table, "gallery", MODALITIES)
+        assert one.paths[0] == paths[0]
 
 
 def test_siblings_are_in_folders_of_the_same_path_and_the_named_ones_come_first(tmp_path):
