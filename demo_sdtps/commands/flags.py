@@ -15,7 +15,7 @@ from demo_sdtps.commands.cli import add_overwrite, print_lines, read_arguments
 from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS
 from demo_sdtps.config.keys import DEMO_SCHEMA, Schema
 from demo_sdtps.config.load import StoredText, find_config, load_cfg, parse_pairs, with_values
-from demo_sdtps.datasets import READERS, SPLITS
+from demo_sdtps.datasets import SPLITS
 from demo_sdtps.runtime.errors import UserError
 
 ANSWERED = {"-h", "--help", "--keys"}
@@ -110,8 +110,7 @@ def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA
 def add_stored(
     parser: ArgumentParser, flag: str, metavar: str, meaning: str, key: str, file: str = ""
 ) -> None:
-    """Add a flag, equivalent to a `key`, for a checkpoint, whose configuration is used where none is named, or with `file` for
-    folders of runs, where a file of this name is that of the first."""
+    """Add a flag, equal to a `key`, for a checkpoint, whose configuration is the default, or with `file` for folders of it."""
     add_key(parser, flag, key, meaning, metavar=metavar, action="append" if file else "store")
     parser.set_defaults(stored=(f"{flag} {meaning}", key, file))
 
@@ -142,9 +141,8 @@ def add_key(parser: ArgumentParser, flag: str, key: str, meaning: str, **options
 
 
 def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it, and the
-    config.yml of a run means the run. In the arguments `config_file` becomes the file of a name, and `opts` are the keys of
-    flags too."""
+    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it, and a run's
+    config.yml means the run. In the arguments `config_file` becomes the file of a name, `opts` the keys of flags too."""
     arguments = read_arguments(parser)
     schema, words, flags = arguments.schema, arguments.words, vars(arguments)
     if words and not arguments.config_file and _is_config(words[0], schema):
@@ -154,23 +152,21 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     for key, value in flags.items():
         if key in schema.by_name and value:
             pairs[key] = value[0] if isinstance(value, list) else value
-    folders: list[str] = []
+    folder = ""
     if flags.get("images"):
         pairs |= {NAMES: "Images", ROOT: arguments.images}
     elif data and schema is DEMO_SCHEMA:
-        # data tell what they are: a table, the folders of the splits, or of a published data set
-        place = Path(data)
-        folders = [name for name, reader in READERS.items() if reader.folder_in(place).exists()]
-        folders = folders if len(folders) == 1 else []
-        if place.is_file() or any((place / split).is_dir() for split in SPLITS):
-            folders = ["Own"]
-            pairs.setdefault(NAMES, "CSV" if place.is_file() else "Folder")
+        # own data tell themselves: a table, or the folders of the splits
+        is_table = Path(data).is_file()
+        if is_table or any(Path(data, split).is_dir() for split in SPLITS):
+            pairs.setdefault(NAMES, "CSV" if is_table else "Folder")
+            folder = "Own"
     if arguments.config_file:
-        arguments.config_file = find_config(arguments.config_file, folders)
+        arguments.config_file = find_config(arguments.config_file, folder)
         # a training by that of a run is a repetition, which has the run's start
-        if WEIGHT in arguments.stored and WEIGHT not in pairs and "start" not in flags:
-            run = _run_weights(arguments.config_file)
-            pairs |= {WEIGHT: run} if run else {}
+        is_evaluated = WEIGHT in arguments.stored and WEIGHT not in pairs and "start" not in flags
+        if is_evaluated and (run := _run_weights(arguments.config_file)):
+            pairs[WEIGHT] = run
     elif TEACHER in schema.by_name:
         pairs.setdefault(TEACHER, "")  # that of the checkpoint's own training
     arguments.opts = [word for pair in pairs.items() for word in pair]
@@ -193,9 +189,8 @@ def _is_config(word: str, schema: Schema) -> bool:
 def _run_weights(config: Path) -> str:
     """The best checkpoint, or else the last, of the run whose config.yml a file is; "" for another file."""
     best, last, record = map(config.with_name, ("best.pth", "last.pth", "run.json"))
-    if config.name != "config.yml" or not record.is_file():
-        return ""
-    return str(last if last.is_file() and not best.is_file() else best)
+    weights = last if last.is_file() and not best.is_file() else best
+    return str(weights) if config.name == "config.yml" and record.is_file() else ""
 
 
 def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> StoredText:

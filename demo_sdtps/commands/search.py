@@ -1,5 +1,4 @@
-"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html; and
-demo-sdtps calibrate --weight W, which fits the probability of the same identity."""
+"""Search own images, and fit the probability of the same identity: demo-sdtps search, demo-sdtps calibrate"""
 
 import argparse
 import re

@@ -64,10 +64,8 @@ def print_lines(*lines: object) -> None:
 
 
 def plain(text: str) -> str:
-    """A text as a person sees it: without INVISIBLE characters, in Unicode's form NFC, with one kind of blanks."""
-    if text.isascii():
-        return text
-    return re.sub(r"\s", " ", unicodedata.normalize("NFC", INVISIBLE.sub("", text)))
+    """A text as a person sees it: without INVISIBLE characters, in Unicode's form NFC, with single blanks between words."""
+    return " ".join(unicodedata.normalize("NFC", INVISIBLE.sub("", text)).split())
 
 
 def warn_of_alike(what: str, labels: Iterable[str]) -> None:

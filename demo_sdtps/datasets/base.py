@@ -129,9 +129,8 @@ def is_hidden(name: str) -> bool:
 
 def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str, str]:
     """Paths of the images below a folder by the same, as `plain` text without their endings, unordered; with `others` also
-    those in nested folders, but for folders of these names. Hidden files and folders are left out, and, with a warning, those
-    of other formats. Links are followed, but for one to a folder that it lies in; one that leads nowhere counts as an image,
-    which the reader of pixels then names."""
+    those in nested folders, but for folders of these names. Hidden files are left out, and, with a warning, those of other
+    formats. Links are followed, but to a folder they lie in; one to nowhere is an image, which the reader of pixels names."""
     names: dict[str, str] = {}
     left: list[str] = []
     for place, folders, files in os.walk(existing(folder), followlinks=True):
@@ -141,11 +140,9 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
             if not (is_hidden(name) or name in (others or ()) or _leads_up(Path(place, name)))
         ]
         prefix = "" if Path(place) == folder else f"{Path(place).relative_to(folder).as_posix()}/"
-        for name in files:
+        for name in (each for each in files if not is_hidden(each)):
             stem, ending = os.path.splitext(name)
             is_image = ending.lower() in endings() or not os.path.exists(os.path.join(place, name))
-            if is_hidden(name):
-                continue
             if not is_image:
                 left.append(ending or name)
                 continue
@@ -176,8 +173,7 @@ def endings() -> set[str]:
 def find_triplets(
     places: Mapping[str, Path], others: Collection[str] | None = None
 ) -> dict[str, tuple[str | None, ...]]:
-    """Paths of the images of each triplet by their name, sorted by it: those of `image_names` in the folders of the modalities,
-    None where a folder has none, or is missing itself."""
+    """Paths of each triplet by its name, sorted: those of `image_names` in the modalities' folders, None for a missing one."""
     paths: dict[str, dict[str, str]] = {}
     for modality, place in places.items():
         for name, path in image_names(place, others).items() if place.is_dir() else ():

@@ -75,8 +75,7 @@ def find_places(root: Path, folders: Folders) -> dict[str, Path]:
 
 
 def find_above(path: Path, folders: Folders) -> tuple[Path, Path, str]:
-    """The nearest folder of a modality that a file lies in, the folder that this one is in, and the modality. Raises
-    `UserError` for a file in no such folder, where none is without one either."""
+    """The nearest folder of a modality that a file must lie in, the folder that this one is in, and the modality."""
     names = by_folder(folders)
     for parent in path.absolute().parents:
         for name, modality in names.items():
@@ -105,8 +104,7 @@ def unlabelled_reader(cfg: CfgNode) -> base.Reader:
 def read_folder(
     folder: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
 ) -> list[Triplet]:
-    """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of
-    modalities has images of the modality of the folder "."."""
+    """The triplets of a folder and of those in it, sorted by name; without folders of modalities, images of that of "."."""
     places = find_places(base.existing(folder), folders)
     chosen = {name: place for name, place in places.items() if name in modalities}
     triplets = base.find_triplets(chosen, by_folder(folders))

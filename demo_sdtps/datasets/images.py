@@ -1,5 +1,4 @@
-"""Images: files, PIL images, arrays and tensors as uint8 pixels; checks of all images of a data set. It imports no torch before
-an image is decoded."""
+"""Images: files, PIL images, arrays and tensors as uint8 pixels; checks of all images of a data set. torch is imported late."""
 
 import os
 import sys
@@ -86,8 +85,10 @@ def _open(file: BinaryIO, least: Size | None = None) -> ImageFile.ImageFile:
     """The image in a file, by its header, in the scale of `decode`."""
     file.seek(0)
     image = Image.open(file, formats=FORMATS)
-    if least:  # height and width, once the image is turned
-        image.draft(None, (least[0], least[1]) if _orientation(image) > 4 else (least[1], least[0]))
+    if least:
+        with suppress(Exception):  # of a damaged header
+            is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+            image.draft(None, (least[0], least[1]) if is_turned else (least[1], least[0]))
     return image
 
 
@@ -127,8 +128,7 @@ def _open_as(file: BinaryIO, raw: str) -> ImageFile.ImageFile:
 
 
 def _as_rgb(image: Image.Image, scale: Range | None) -> np.ndarray:
-    """uint8 (H, W, 3) without transparency, by `scale` as `decode`. Grey of 16 bits is scaled here, as Pillow's
-    conversion to RGB clips it at 255."""
+    """uint8 (H, W, 3) without transparency, by `scale` as `decode`, also of 16 bits, which Pillow would clip at 255."""
     is_tiff, tags = image.format == "TIFF", getattr(image, "tag_v2", {})
     if scale:
         image = _turn(image)
@@ -149,17 +149,11 @@ def _is_wide(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or image.mode in ("I", "F")
 
 
-def _orientation(image: Image.Image) -> int:
-    """How the header of an image turns it, in EXIF's numbers; 1, not at all, by a damaged one."""
-    with suppress(Exception):
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    return 1
-
-
 def _turn(image: Image.Image) -> Image.Image:
-    """The image as its header turns it."""
+    """The image as its header turns it; a damaged header turns nothing."""
     with suppress(Exception):
-        return image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            return ImageOps.exif_transpose(image)
     return image
 
 
@@ -203,12 +197,10 @@ def decode_triplet(
     scales: Scales = OWN_SCALES,
     least: Size | None = None,
 ) -> Images:
-    """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and
-    TI side by side; `scales` and `least` are those of `decode`."""
+    """Images of `modalities`, as `decode` gives them, None for an absent one, of three files, or one with all side by side."""
     if len(paths) == len(MODALITIES):
-        pairs = [(name, paths[MODALITIES.index(name)]) for name in modalities]
-        scaled = ((p, scales[name]) for name, p in pairs)
-        return tuple(None if p is None else decode(p, scale=s, least=least) for p, s in scaled)
+        pairs = [(paths[MODALITIES.index(name)], scales[name]) for name in modalities]
+        return tuple(None if p is None else decode(p, scale=s, least=least) for p, s in pairs)
     image = decode(paths[0], scale=scales[MODALITIES[0]])
     planes = image.chunk(len(MODALITIES), dim=2)
     return tuple(planes[MODALITIES.index(name)] for name in modalities)
@@ -237,8 +229,7 @@ def unreadable(paths: Sequence[str]) -> dict[str, str]:
 
 
 def drop_unreadable(samples: Sequence[S], broken: dict[str, str]) -> list[S]:
-    """The samples without images that cannot be read, and without those that have no other. What is wrong is added to
-    `broken` by path."""
+    """The samples that have images, without those that cannot be read; what is wrong is added to `broken` by path."""
     broken.update(unreadable(sorted({path for sample in samples for path in sample.files})))
     remaining = [sample.without(broken) for sample in samples]
     return [sample for sample in remaining if sample.files]

@@ -111,8 +111,7 @@ def _triplets(
     transform: transforms.SampleTransform,
     size: Size,
 ) -> ImageDataset:
-    """Samples as (images of MODEL.MODALITIES, label, camera), which `transform` makes of this size. Published ones are read as
-    they are stored."""
+    """Samples as (images of MODEL.MODALITIES, label, camera), which `transform` makes of this size; published ones whole."""
     paths = [sample.paths for sample in samples]
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
     names = tuple(cfg.MODEL.MODALITIES)
@@ -159,8 +158,7 @@ def collated_batches(loader: DataLoader) -> Iterator:
 
 
 def use_cache(cfg: CfgNode, paths: Sequence[Paths], least: Size | None = None) -> bool:
-    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto adds up the sizes of all, as they are decoded by
-    `least`, until they exceed the limit."""
+    """Whether decoded images are kept in memory, by DATASETS.CACHE: by auto where all, decoded by `least`, are in the limit."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
     sizes = (3 * math.prod(image_size(path, least)) for files in {*paths} for path in files if path)

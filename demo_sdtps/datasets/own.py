@@ -65,8 +65,7 @@ def table_triplets(
     lines: Mapping[int, Mapping[str, str]],
     modalities: Collection[str],
 ) -> list[Triplet]:
-    """The triplets of the lines of a table that have images of these modalities. Their names are their first paths in it, and
-    their labels all other cells that are not empty."""
+    """The triplets of a table's lines with images of these modalities, named by the first path; other cells are labels."""
     images = [name.lower() for name in MODALITIES if name in modalities]
     if not {*images} & {*columns}:
         raise UserError(
@@ -97,9 +96,8 @@ def read_triplets(
     pattern: re.Pattern | None = None,
     camera: str | None = None,
 ) -> list[Triplet]:
-    """The gallery or the query of a search, of these modalities: of a folder or an image as `read_query`, or of a table, which
-    needs no labels; one with a column split has those of `split`, and other columns are labels. Named groups of the `pattern`
-    in the names are labels too; `camera` is that of triplets without one."""
+    """The gallery or the query of a search: of a folder or an image as `read_query`, or of a table, if it says so those of the
+    `split`. Labels are other columns and named groups of the `pattern` in the names; `camera` is that of those without."""
     if place.suffix.lower() == TABLE and place.is_file():
         every = table_triplets(place, *read_table(place), modalities)
         by_name = {one.name: one for one in every if one.labels.get("split", split) == split}
@@ -112,7 +110,7 @@ def read_triplets(
         triplets = read_folder(place, folders, modalities)
     output = []
     for one in triplets:
-        labels = ({"camera": as_label(camera)} if camera else {}) | dict(one.labels)
+        labels = ({"camera": plain(camera)} if camera else {}) | dict(one.labels)
         labels |= name_labels(pattern, one.name) if pattern else {}
         labels.pop("split", None)
         output.append(replace(one, labels=labels))
@@ -122,8 +120,7 @@ def read_triplets(
 def _make_reader(
     read: Callable[[], Iterable[Triplet]], has_cameras: bool, layout: str, what: str
 ) -> base.Reader:
-    """Reader of the triplets of all splits, on which the numbers of identities and cameras depend. Without cameras those of
-    `number_scenes` take their place. `what` has the labels."""
+    """Reader of all splits, which number identities and cameras together, or scenes without cameras; `what` has the labels."""
     needed = {"split", "identity", *(["camera"] if has_cameras else [])}
 
     @cache
@@ -187,9 +184,8 @@ def compile_pattern(cfg: CfgNode) -> re.Pattern:
 
 
 def name_labels(pattern: re.Pattern, name: str) -> dict[str, str]:
-    """Texts of the named groups of `pattern` that are not empty in `name`, the path of an image below the folder of its
-    modality; none where the pattern is not in it. Raises `UserError` where a text is a piece of a number, as camera 1 of 12,
-    and where the names of folders have other labels than that of the file."""
+    """Texts of the named groups of `pattern` that are not empty in `name`, a path below the folder of a modality. Raises
+    `UserError` where one is a piece of a number, as camera 1 of 12, and where the file's folders have other labels."""
     match = pattern.search(name)
     if not match:
         return {}
@@ -216,15 +212,14 @@ def name_labels(pattern: re.Pattern, name: str) -> dict[str, str]:
 
 def read_table(table: Path) -> tuple[list[str], dict[int, dict[str, str]]]:
     """Columns, and lines by their numbers in the file; "" for a cell that a line lacks. Columns without a name, as pandas
-    writes its index, are left out. Names of columns and labels, which are all cells but the paths of images, are `plain` with
-    single blanks between words."""
+    writes its index, are left out. Names of columns and labels, which are all cells but the paths of images, are `plain`."""
     lines = {}
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
             separator = max(SEPARATORS, key=file.readline().count)
             file.seek(0)
             reader = csv.DictReader(file, restval="", strict=True, delimiter=separator)
-            columns = reader.fieldnames = [*map(as_label, reader.fieldnames or ())]
+            columns = reader.fieldnames = [*map(plain, reader.fieldnames or ())]
             for line in reader:
                 lines[reader.line_num] = line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -238,18 +233,13 @@ def read_table(table: Path) -> tuple[list[str], dict[int, dict[str, str]]]:
         line.pop("", None)
         for name in columns:
             is_path, text = name.upper() in MODALITIES, line[name]
-            line[name] = text.strip() if is_path else as_label(text)
+            line[name] = text.strip() if is_path else plain(text)
             if None in line or CONTROL.search(line[name]):
                 raise UserError(
                     f"Line {number} of {table} has an invisible character in {line[name]!r}, or more cells than the table has "
                     f"columns; remove it, or put a text with {separator!r} into quotation marks."
                 )
     return columns, lines
-
-
-def as_label(text: str) -> str:
-    """A text, of which what looks the same is the same."""
-    return " ".join(plain(text).split())
 
 
 def number_labels(labels: Iterable[str]) -> dict[str, int]:

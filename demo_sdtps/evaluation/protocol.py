@@ -1,6 +1,5 @@
-"""The field's protocol of evaluation, from a checkpoint to scores: the model and its data, features, by one pass of the network
-for any cases of missing modalities, and the ranking of each return pattern, or of any set of modalities against any
-(docs/method.md)."""
+"""The field's protocol of evaluation, from a checkpoint to scores: model, data, features by one pass of the network for any
+cases of missing modalities, and the ranking of each return pattern, or of any set of modalities against any."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -338,8 +337,7 @@ def exclude_key(cfg: CfgNode) -> str:
 
 
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
-    """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
-    present: as published, all columns are compared."""
+    """Rankings by case of TEST.MISS (several for `all`) and return pattern. As published, images that it makes zeros count."""
     if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
         cases = missing_cases(names_present(np.asarray(data.present.any(axis=0))))
     else:
@@ -369,8 +367,7 @@ def extract_cases(
 def rank_features(
     cfg: CfgNode, features: torch.Tensor, data: TestData, pattern: int | None = None
 ) -> Ranking:
-    """Score features (samples, D) of the test data, of a return pattern (by default TEST.RETURN_PATTERN), re-ranked where
-    TEST.RE_RANKING is yes."""
+    """Score features (samples, D) of the test data, of a return pattern (TEST.RETURN_PATTERN), by TEST.RE_RANKING."""
     return score_distances(ranked_distances(cfg, features, data, pattern), *data.labels)
 
 
@@ -393,8 +390,7 @@ def select_side(
     rows: torch.Tensor,
     missing: Collection[str] = (),
 ) -> Side:
-    """Query or gallery, the `rows` of features (samples, D): normalised, and what is present in them, which are of images
-    without the `missing` modalities."""
+    """Query or gallery, the `rows` of features (samples, D): normalised, and what is present without `missing` modalities."""
     present = data.present[rows.numpy()] & [name not in missing for name in MODALITIES]
     return normalise(cfg, features[rows]), present
 

@@ -21,8 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @contextmanager
 def inference(model: "DeMo", precision: torch.dtype | None) -> Iterator[None]:
-    """Context manager: `model` is in evaluation mode without gradients, with weights of backbone and scores in `precision`,
-    if given."""
+    """Context manager: `model` is in evaluation mode without gradients, backbone and scores in `precision`, if given."""
     backbone, slimming = model.backbone, model.slimming
     with evaluating(model):
         try:

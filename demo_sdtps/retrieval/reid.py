@@ -1,5 +1,4 @@
-"""What a trained model does with the user's images and their features, in a checkpoint or exported: `demo_sdtps.load`
-(docs/search.md)."""
+"""What a trained model, a checkpoint or exported, does with the user's images and their features: `demo_sdtps.load`."""
 
 import logging
 from collections import defaultdict

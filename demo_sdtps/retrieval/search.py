@@ -64,8 +64,7 @@ class Hit(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """Queries, the hits of each, whose distances are `distance`, what is wrong with images that were left out, by path, and the
-    model."""
+    """Queries, the hits of each, whose distances are `distance`, what is wrong with images left out, by path, and the model."""
 
     queries: Sequence[Triplet]
     hits: list[list[Hit]]
@@ -132,8 +131,7 @@ def find_hits(
     triplets: Mapping[str, Triplet],
     calibration: Calibration | None,
 ) -> list[list[Hit]]:
-    """The hits of each query among rows of an index, which have these names (n,), of the gallery's triplets by name, without
-    those that have a file of the query, except with --keep_self."""
+    """The hits of each query among an index's rows of these names (n,), without the query's files, but with --keep_self."""
     excluded = [set[str]() for _ in queries]
     if not arguments.keep_self:
         excluded = same_files(queries, triplets)
@@ -249,8 +247,7 @@ def update(
     check: Callable[[Sequence[Triplet]], list[Triplet]] = list,
 ) -> Changes:
     """Bring a table up to date with its gallery. New and changed triplets are extracted as `check` returns them; those that it
-    leaves images out of count as changed again the next time. A `BATCH` is written at once, so that an interrupted update
-    continues there."""
+    leaves images out of count as changed again the next time. An update that was interrupted continues after its `BATCH`es."""
     import pyarrow.compute as pc
 
     columns = as_columns(

@@ -1,7 +1,6 @@
 """A gallery's features and labels in a table of LanceDB, in a folder or at an address of object storage (docs/search.md).
 
-A row is a triplet, whose `name` is the key. LanceDB commits each change as a version, atomically, and merges
-what several processes write, or refuses it.
+A row is a triplet, with its `name` as key. LanceDB commits a change atomically, and merges or refuses what others write.
 """
 
 import json
@@ -117,8 +116,7 @@ def create_table(
     replace: bool = False,
 ) -> Table:
     """A new table with what it records, these columns, Arrow's types by name, the name first, and features of `width` numbers;
-    with `replace` in place of the one that is there, if any, whatever is in it. Raises `UserError` for names that LanceDB does
-    not take."""
+    with `replace` in place of the one that is there, if any. Raises `UserError` for names that LanceDB does not take."""
     import pyarrow as pa
 
     for name in columns:

@@ -132,7 +132,6 @@ def place(tmp_path, monkeypatch):
     """The current folder, with own data in folders and in a table, and a configuration."""
     for split in SPLITS:
         (tmp_path / "own" / split).mkdir(parents=True)
-    (tmp_path / "vehicles" / "MSVR310").mkdir(parents=True)
     (tmp_path / "table.csv").touch()
     (tmp_path / "mine.yml").write_text("SOLVER:\n  SEED: 5\n")
     monkeypatch.chdir(tmp_path)
@@ -153,7 +152,6 @@ def parse(monkeypatch, parser, *words):
         ("Own/RGB DATASETS.NAMES Images --data own", "Images", "Own/RGB"),
         ("DeMo_Slim --data own", "Folder", "Own/DeMo_Slim"),
         ("--data table.csv DeMo_Slim", "CSV", "Own/DeMo_Slim"),
-        ("DeMo_Slim --data vehicles", "MSVR310", "MSVR310/DeMo_Slim"),
         ("mine OUTPUT_DIR=runs/x.yml", "RGBNT201", "mine.yml"),
         ("--config_file mine.yml DATASETS.ROOT_DIR own", "RGBNT201", "mine.yml"),
     ],
