@@ -78,7 +78,7 @@ def at_least_float32(features: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def common_offset(features: torch.Tensor) -> torch.Tensor:
-    """The mean (D,) of features (n, D) in multiples of the power of two above their deviation: subtracting it rounds nothing."""
+    """The mean (D,) of features (n, D) in multiples of a power of two above their deviation: subtracting it rounds nothing."""
     mean = features.mean(0)
     deviation = float((features - mean).square().mean().sqrt())
     unit = 2.0 ** frexp(deviation)[1]
@@ -384,7 +384,7 @@ def _weights(pairs: Distances, farthest: torch.Tensor, sets: csr_matrix) -> csr_
 
 
 def _overlap(query: csr_matrix, gallery: csr_matrix) -> np.ndarray:
-    """Sums over the columns of the lesser of a query's (Q, N) and a gallery sample's (G, N) weight, (Q, G) float32, if not 0."""
+    """Sums over the columns of the lesser of a query's (Q, N) and a gallery sample's (G, N) weight, (Q, G) float32."""
     columns = gallery.T.tocsr()
     total = np.zeros((query.shape[0], gallery.shape[0]), np.float32)
     for row, (start, stop) in zip(total, pairwise(query.indptr), strict=True):

@@ -49,7 +49,7 @@ class Run:
 
 
 def report_runs(arguments: argparse.Namespace, cfg: CfgNode) -> None:
-    """Evaluate the last checkpoints of the runs of --run, of which the first has `cfg`, print tables, and write the page --html."""
+    """Evaluate the last checkpoints of the runs of --run, of which `cfg` is the first's, print tables, and write --html."""
     if arguments.html:
         check_extra("demo-sdtps report --html", "report", EXTRA_PACKAGES)
     runs = [load_run(cfg)]
