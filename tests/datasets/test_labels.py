@@ -4,22 +4,15 @@ import os
 import re
 import unicodedata
 from itertools import product
-from pathlib import Path
 
 import pytest
 from triplets import catch_message, pixels, save
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets import SPLITS, own, read_splits
 from demo_sdtps.datasets.folders import read_folder, read_folders, read_query
 from demo_sdtps.datasets.images import unreadable
-from demo_sdtps.datasets.own import (
-    name_labels,
-    number_labels,
-    number_scenes,
-    read_table,
-    read_triplets,
-)
+from demo_sdtps.datasets.own import name_labels, number_labels, number_scenes, read_table
 from demo_sdtps.evaluation.protocol import count_matched
 
 DEFAULT = r"(?P<identity>\d{6})_cam(?P<camera>\d+)"
@@ -131,11 +124,9 @@ def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):
 def test_labels_that_are_one_number_are_told(tmp_path, caplog):
     save(tmp_path / "x.png", IMAGE)
     lines = ["split,identity,camera,rgb"]
-    for split, identity, camera in product(
-        ("train", "query"), ("7", "07", "7.0", "8"), ("2", "2.0")
-    ):
+    for split, identity, camera in product(SPLITS, ("7", "07", "7.0", "8"), ("2", "2.0")):
         lines.append(f"{split},{identity},{camera},x.png")
-    (tmp_path / "x.csv").write_text("\n".join([*lines, "gallery,8,2,x.png"]))
+    (tmp_path / "x.csv").write_text("\n".join(lines))
     words = ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", str(tmp_path / "x.csv")]
     read_splits(load_cfg(None, words))
     told = [record.getMessage().partition(":")[0] for record in caplog.records]
@@ -205,29 +196,19 @@ def test_what_systems_hide_is_no_image_and_other_formats_are_counted(tmp_path, c
 
 def test_names_that_look_the_same_are_one_triplet(tmp_path):
     """In the normal forms of Linux and macOS, with blanks of another kind and invisible marks."""
-    names = (
-        "Zo\u00eb 1/Jos\u00e9 a",
-        "Zo\u00eb 1/Jose\u0301\u00a0a",
-        "Zo\u00eb 1/Jos\u00e9\u200e \u00ada",
-    )
-    for modality, name in zip(MODALITIES, names, strict=True):
-        save(tmp_path / modality / f"{name}.png", IMAGE)
-    paths = tuple(
-        str(tmp_path / modality / f"{name}.png")
-        for modality, name in zip(MODALITIES, names, strict=True)
-    )
-    for triplet in (
-        *read_folder(tmp_path),
-        *read_query(Path(paths[0])),
-        *read_query(Path(paths[1])),
-    ):
-        assert (triplet.name, triplet.paths) == (names[0], paths)
-    table = tmp_path / "x.csv"
-    forms = [unicodedata.normalize(form, f"RGB/{names[0]}.png") for form in ("NFC", "NFD")]
-    for form in forms:
-        table.write_text(f"rgb\n{form}\n", encoding="utf-8")
-        (one,) = read_triplets(table, "gallery", MODALITIES)
-        assert one.paths[0] == paths[0]
+    names = ("Jos\u00e9 a", "Jose\u0301\u00a0a", "Jos\u00e9\u200e \u00ada")
+    pairs = zip(MODALITIES, names, strict=True)
+    paths = [tmp_path / modality / "Zo\u00eb 1" / f"{name}.png" for modality, name in pairs]
+    for path in paths:
+        save(path, IMAGE)
+    triplets = (*read_folder(tmp_path), *read_query(paths[0]), *read_query(paths[1]))
+    expected = {(f"Zo\u00eb 1/{names[0]}", tuple(map(str, paths)))}
+    assert {(one.name, one.paths) for one in triplets} == expected
+    for form in ("NFC", "NFD"):
+        text = unicodedata.normalize(form, f"rgb\nRGB/Zo\u00eb 1/{names[0]}.png\n")
+        (tmp_path / "x.csv").write_text(text, encoding="utf-8")
+        (one,) = own.read_triplets(tmp_path / "x.csv", "gallery", MODALITIES)
+        assert one.paths[0] == str(paths[0])
 
 
 def test_siblings_are_in_folders_of_the_same_path_and_the_named_ones_come_first(tmp_path):

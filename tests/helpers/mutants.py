@@ -33,8 +33,7 @@ NOTICED, LIVED, EQUIVALENT = "noticed", "lived", "equivalent"
 
 
 class Mutant(NamedTuple):
-    """The text `before` of a file, which is there once, and `after`, which takes its place; `tests` are words of
-    pytest, `reason` why no test can notice, "" where one should."""
+    """The text `before` of a file, `after` in its place, `tests` as words of pytest, and the `reason` why none can notice."""
 
     file: str
     name: str

@@ -45,12 +45,9 @@ def numpy_generator(seed: int = 0) -> np.random.Generator:
 
 
 def tolerance(*lengths: int, dtype: torch.dtype = torch.float32) -> float:
-    """The relative error of a result in `dtype` that follows from its input by sums of these lengths, one after another.
-
-    A matrix product has the length of its inner dimension, a mean, a norm or a softmax the number of its elements, and any
-    other operation 1. The error is relative to the largest term of the last sum, which a test states (`scale`) where terms
-    cancel.
-    """
+    """The relative error of a result in `dtype` that follows from its input by sums of these lengths, one after another: of a
+    matrix product the inner dimension, of a mean, norm or softmax the number of elements, of any other operation 1. It is
+    relative to the largest term of the last sum, which a test states (`scale`) where terms cancel."""
     return FACTOR * sum(lengths) ** 0.5 * UNIT[dtype]
 
 

@@ -33,8 +33,7 @@ def config(root, *opts):
 
 
 def catch_message(call, *arguments):
-    """The sentence of the `UserError` that a call must raise. Not by pytest.raises, which keeps the error's frames, and so
-    the loading processes."""
+    """The sentence of the `UserError` that a call must raise. pytest.raises would keep frames, and so loading processes."""
     try:
         call(*arguments)
     except UserError as error:

@@ -24,8 +24,7 @@ SHAPES = [
 
 
 def draw_noises(seed, batch, patches, dtype=torch.float32):
-    """The noise that a training forward draws after `torch.manual_seed(shift_seed(seed))`: -log of exponentials, modality by
-    modality."""
+    """The noise of a training forward after `torch.manual_seed(shift_seed(seed))`, by modality: -log of exponentials."""
     torch.manual_seed(shift_seed(seed))
     return [-torch.empty(batch, patches, dtype=dtype).exponential_().log() for _ in range(3)]
 
@@ -146,8 +145,7 @@ def test_values_and_gradients_with_gumbel(shape, select, missing):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @TAUS
 def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
-    """To the last bit, in half precision too, under autocast and with the weights and tokens in that type; and gradients
-    stay finite there."""
+    """To the last bit, also under autocast and with weights and tokens in half precision; gradients stay finite there."""
     plain, gumbel = (
         build(11, 16, 20, 0.5, 0.4, 0.25, use_gumbel, tau) for use_gumbel in (False, True)
     )

@@ -1,8 +1,7 @@
 """The plug-in on checkouts of other code bases: HOSTS=<folder of checkouts> make test-hosts
 
-Each is a folder HOSTS/<name of hosts.HOSTS>; their packages (einops, ftfy, pandas, PyWavelets, regex, scikit-learn,
-seaborn) may be on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there; rows of hosts
-that were not measured stay.
+Each is a folder HOSTS/<name of hosts.HOSTS>; packages (einops, ftfy, pandas, PyWavelets, regex, scikit-learn, seaborn) may
+be on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there, of hosts that are measured.
 """
 
 import json

@@ -121,8 +121,7 @@ def softmax(values):
 
 
 def plackett_luce(scores, keep):
-    """{choice, in its order: probability} where one patch after the other is drawn, without replacement and with a chance
-    proportional to exp(score) among those that are left."""
+    """{choice, in its order: probability} of patches drawn one by one, by chances proportional to exp(score) of those left."""
     chances = {}
     for choice in permutations(range(len(scores)), keep):
         left = [math.exp(score) for score in scores]

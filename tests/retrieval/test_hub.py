@@ -36,24 +36,16 @@ def test_without_a_network_nothing_is_written(refusal, tiny_root, tmp_path):
 def test_a_hub_that_does_not_answer_is_asked_once(refusal, tiny_root, tmp_path, monkeypatch):
     """And not again for a minute."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = f"http://127.0.0.1:{server.getsockname()[1]}"
-        constants = {
-            "ENDPOINT": place,
-            "HF_HUB_OFFLINE": False,
-            "HF_HUB_CACHE": str(tmp_path / "empty"),
-        }
-        constants["HUGGINGFACE_CO_URL_TEMPLATE"] = (
-            place + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        for name, value in constants.items():
-            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        place, hub = f"http://127.0.0.1:{server.getsockname()[1]}", huggingface_hub.constants
+        monkeypatch.setattr(hub, "ENDPOINT", place)
+        monkeypatch.setattr(hub, "HUGGINGFACE_CO_URL_TEMPLATE", place + "/{repo_id}")
+        monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
         asked = []
-        threading.Thread(
-            target=lambda: [asked.append(server.accept()[0].close()) for _ in range(9)], daemon=True
-        ).start()
+        answer = lambda: [asked.append(server.accept()[0].close()) for _ in range(9)]  # noqa: E731
+        threading.Thread(target=answer, daemon=True).start()
         words = cli_args_for(tiny_root, *HUB, "OUTPUT_DIR", tmp_path / "run")
         assert "timm could not download test_vit" in refusal(train_net.main, *words)
-    assert len(asked) == 1 and huggingface_hub.constants.HF_HUB_OFFLINE is False
+    assert len(asked) == 1 and hub.HF_HUB_OFFLINE is False
 
 
 def test_what_needs_no_pretrained_weights_does_not_ask_for_them(command):
