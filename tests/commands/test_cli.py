@@ -184,21 +184,16 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
 
 def test_the_configuration_of_a_run_means_the_run(place, monkeypatch, capsys):
     """To a training it means the start of the run, and one of another folder, or with other weights, what it says."""
-    config, start = place / "run" / "config.yml", ("TEST.WEIGHT", "start.pth")
     (place / "run").mkdir()
-    config.write_text(load_cfg(CONFIG, start).dump())
+    config = place / "run" / "config.yml"
+    config.write_text(load_cfg(CONFIG, ("TEST.WEIGHT", "start.pth")).dump())
     weight = lambda parser, *words: parse(monkeypatch, parser, *words).TEST.WEIGHT  # noqa: E731
     assert weight(flags.config_parser(""), config) == "start.pth"
     (place / "run" / "run.json").touch()
     for name in ("last.pth", "best.pth"):
-        (place / "run" / name).touch()
-        path = str(place / "run" / name)
-        for words in (
-            [config],
-            ["--config_file", config, "TEST.MISS", "r"],
-            [config.with_suffix("")],
-        ):
-            assert weight(flags.config_parser(""), *words) == path
+        (path := place / "run" / name).touch()
+        for words in ([config], ["--config_file", config, "TEST.MISS", "r"]):
+            assert weight(flags.config_parser(""), *words) == str(path)
             assert capsys.readouterr().out == f"{config} is that of a run: its weights are {path}\n"
     assert weight(flags.config_parser(""), config, "--weight", "other.pth") == "other.pth"
     assert weight(flags.training_parser("", ""), config) == "start.pth"

@@ -278,7 +278,7 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
 def test_jpegs_are_decoded_at_the_smallest_scale_that_suffices(
     tmp_path, monkeypatch, mode, size, orientation, scale
 ):
-    """What the model is given is that of the whole image but for noise, and the cache counts what it keeps."""
+    """But for noise it is the whole image to the model, and the cache counts what it keeps."""
     least, path, exif = [128, 64], str(tmp_path / "x.jpg"), Image.Exif()
     exif[274] = orientation
     small = np.random.default_rng(1).integers(256, size=(5, 8, len(mode)), dtype=np.uint8)

@@ -1,8 +1,5 @@
-"""How much the tests notice: the mistakes of tests/mutants.yml are planted in a copy of the checkout, one at a time, and the
-tests that belong to them run: python -m tests.helpers.mutants [--only TEXT] [--sample N --seed S]
-
-Prints which are noticed, and writes runs/mutants.json; the exit code is 1 where fewer than LEAST are.
-"""
+"""How much the tests notice: each mistake of tests/mutants.yml is planted in a copy of the checkout, and the tests of it run;
+prints and writes to runs/mutants.json which are noticed: python -m tests.helpers.mutants [--only TEXT] [--sample N]"""
 
 import argparse
 import json

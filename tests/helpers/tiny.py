@@ -118,10 +118,8 @@ def exact(module, images=None):
 
 @torch.no_grad()
 def clear(draw, cases=(frozenset(),)):
-    """`draw(attempt)` → (model, images, cameras), of the first attempt in which SDTPS chooses no patch by roundings.
-
-    They change a score by as much more as the cosines of the patches lie closer together than from 0 to 1.
-    """
+    """`draw(attempt)` → (model, images, cameras), of the first attempt in which SDTPS chooses no patch by roundings, which
+    change a score by as much more as the cosines of the patches lie closer together than from 0 to 1."""
     for attempt in count():
         model, images, cameras = draw(attempt)
         needed, actual = 0.0, [torch.inf]

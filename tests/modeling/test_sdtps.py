@@ -172,10 +172,8 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
 
 
 def test_selection_is_sampling_without_replacement():
-    """The patches come one after the other with chances as exp(score) among those left (Plackett and Luce).
-
-    A count of n draws has the standard deviation √(n p (1 - p)); six of them leave one false alarm in 500 million.
-    """
+    """The patches come one after the other with chances as exp(score) among those left (Plackett and Luce), within six standard
+    deviations √(n p (1 - p)) of a count of n draws: one false alarm in 500 million."""
     draws, patches, keep = 100_000, 5, 2
     module = build(64, patches, 20, 0.4, 0.5, 0.45, True, select=True)
     tokens, global_feats = draw(65, 1, patches, 20)

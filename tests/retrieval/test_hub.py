@@ -34,7 +34,6 @@ def test_without_a_network_nothing_is_written(refusal, tiny_root, tmp_path):
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(refusal, tiny_root, tmp_path, monkeypatch):
-    """And not again for a minute."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         place, hub = f"http://127.0.0.1:{server.getsockname()[1]}", huggingface_hub.constants
         monkeypatch.setattr(hub, "ENDPOINT", place)

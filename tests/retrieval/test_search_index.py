@@ -137,8 +137,7 @@ def labelled(place, labels):
 
 
 def test_labels_are_columns(place):
-    """Whole numbers, numbers and texts, which filters compare; a triplet without a label has none. Where a label changes, its
-    triplet is extracted anew, and all are where another type or label comes with it."""
+    """Numbers and texts, which filters compare. Where a label changes, its triplet is extracted anew, or all by its type."""
     labels = {f"{n:02}": {"time": f"2026-0{n}", "speed": f"{n}.5"} for n in range(1, 8)}
     for number in range(4):
         labels.setdefault(f"{number:02}", {})["age"] = str(number)
