@@ -24,7 +24,7 @@ OTHER_ORDER = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L
 Paths = tuple[str | None, ...]  # None: there is no such image
 Images = tuple["torch.Tensor | None", ...]
 Scales = Mapping[str, Range | None]  # by modality
-Size = Sequence[int]  # height and width
+Size = tuple[int, int]  # height and width
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A")
 B = TypeVar("B")
@@ -85,10 +85,10 @@ def _open(file: BinaryIO, least: Size | None = None) -> ImageFile.ImageFile:
     """The image in a file, by its header, in the scale of `decode`."""
     file.seek(0)
     image = Image.open(file, formats=FORMATS)
-    if least:
+    if least and image.format in ("JPEG", "MPO"):  # others would be decoded for their header
         with suppress(Exception):  # of a damaged header
             is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
-            image.draft(None, (least[0], least[1]) if is_turned else (least[1], least[0]))
+            image.draft(None, least if is_turned else least[::-1])
     return image
 
 

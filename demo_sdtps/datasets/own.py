@@ -232,8 +232,8 @@ def read_table(table: Path) -> tuple[list[str], dict[int, dict[str, str]]]:
     for number, line in lines.items():
         line.pop("", None)
         for name in columns:
-            is_path, text = name.upper() in MODALITIES, line[name]
-            line[name] = text.strip() if is_path else plain(text)
+            clean = str.strip if name.upper() in MODALITIES else plain
+            line[name] = clean(line[name])
             if None in line or CONTROL.search(line[name]):
                 raise UserError(
                     f"Line {number} of {table} has an invisible character in {line[name]!r}, or more cells than the table has "

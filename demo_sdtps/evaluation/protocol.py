@@ -326,7 +326,7 @@ def count_pages(samples: Iterable[Sample]) -> str:
     pages = 0
     for path in {path for sample in samples for path in sample.files}:
         if path.lower().endswith((".tif", ".tiff")):
-            with suppress(OSError), Image.open(path) as image:
+            with suppress(Exception), Image.open(path, formats=["TIFF"]) as image:
                 pages += getattr(image, "n_frames", 1) - 1
     return f"{pages} pages of TIFF files after the first are not read" if pages else ""
 

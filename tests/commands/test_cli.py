@@ -183,7 +183,6 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
 
 
 def test_the_configuration_of_a_run_means_the_run(place, monkeypatch, capsys):
-    """To a training it means the start of the run, and one of another folder, or with other weights, what it says."""
     (place / "run").mkdir()
     config = place / "run" / "config.yml"
     config.write_text(load_cfg(CONFIG, ("TEST.WEIGHT", "start.pth")).dump())
@@ -192,7 +191,7 @@ def test_the_configuration_of_a_run_means_the_run(place, monkeypatch, capsys):
     (place / "run" / "run.json").touch()
     for name in ("last.pth", "best.pth"):
         (path := place / "run" / name).touch()
-        for words in ([config], ["--config_file", config, "TEST.MISS", "r"]):
+        for words in ([config], ["--config_file", config]):
             assert weight(flags.config_parser(""), *words) == str(path)
             assert capsys.readouterr().out == f"{config} is that of a run: its weights are {path}\n"
     assert weight(flags.config_parser(""), config, "--weight", "other.pth") == "other.pth"

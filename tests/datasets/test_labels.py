@@ -6,6 +6,7 @@ import unicodedata
 from itertools import product
 
 import pytest
+from PIL import Image
 from triplets import catch_message, pixels, save
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -123,13 +124,11 @@ def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):
 
 def test_labels_that_are_one_number_are_told(tmp_path, caplog):
     save(tmp_path / "x.png", IMAGE)
-    lines = ["split,identity,camera,rgb"]
-    for split, identity, camera in product(SPLITS, ("7", "07", "7.0", "8"), ("2", "2.0")):
-        lines.append(f"{split},{identity},{camera},x.png")
-    (tmp_path / "x.csv").write_text("\n".join(lines))
+    rows = map(",".join, product(SPLITS, ("7", "07", "7.0", "8"), ("2", "2.0"), ["x.png"]))
+    (tmp_path / "x.csv").write_text("\n".join(["split,identity,camera,rgb", *rows]))
     words = ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", str(tmp_path / "x.csv")]
     read_splits(load_cfg(None, words))
-    told = [record.getMessage().partition(":")[0] for record in caplog.records]
+    told = [text.partition(":")[0] for text in caplog.messages]
     assert told == ["identity 07 and 7 and 7.0", "camera 2 and 2.0"]
 
 
@@ -186,7 +185,7 @@ def test_what_systems_hide_is_no_image_and_other_formats_are_counted(tmp_path, c
     for name in (*hidden, "a.png", "more/b.png", "more/._b.png", "more/@eaDir/b.png"):
         save(tmp_path / "RGB" / name, IMAGE) if name.endswith("g") else None
     (tmp_path / "RGB" / "Thumbs.db").touch()
-    assert names_of(tmp_path) == ["a", "more/b"] and not caplog.records
+    assert names_of(tmp_path) and not caplog.records
     for name in ("x.heic", "more/y.HEIC", "more/notes.txt"):
         (tmp_path / "RGB" / name).touch()
     assert names_of(tmp_path) == ["a", "more/b"]
@@ -195,12 +194,14 @@ def test_what_systems_hide_is_no_image_and_other_formats_are_counted(tmp_path, c
 
 
 def test_names_that_look_the_same_are_one_triplet(tmp_path):
-    """In the normal forms of Linux and macOS, with blanks of another kind and invisible marks."""
     names = ("Jos\u00e9 a", "Jose\u0301\u00a0a", "Jos\u00e9\u200e \u00ada")
     pairs = zip(MODALITIES, names, strict=True)
     paths = [tmp_path / modality / "Zo\u00eb 1" / f"{name}.png" for modality, name in pairs]
+    if ".avif" in Image.registered_extensions():
+        paths[2] = paths[2].with_suffix(".avif")
     for path in paths:
         save(path, IMAGE)
+    assert not unreadable([*map(str, paths)])
     triplets = (*read_folder(tmp_path), *read_query(paths[0]), *read_query(paths[1]))
     expected = {(f"Zo\u00eb 1/{names[0]}", tuple(map(str, paths)))}
     assert {(one.name, one.paths) for one in triplets} == expected
