@@ -49,11 +49,8 @@ LONGEST = shlex.split(
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first; the tests of a file that compares by numeric.py are marked.
-
-    No test has to run alone: memory is measured in processes of their own, processes under torchrun choose a free port, every
-    file is written below the test's own folder, and no time is asserted.
-    """
+    """The longest files first; the tests of a file that compares by numeric.py are marked. No test has to run alone: memory is
+    measured in a process, torchrun chooses a free port, files are written below the test's folder, no time is asserted."""
     for item in items:
         if {"assert_close", "assert_order", "tolerance"} & vars(item.module).keys():
             item.add_marker("numeric")

@@ -1,5 +1,4 @@
-"""What all programs have in common: flags, files to write, and errors as one sentence. Without torch, so that --help comes at
-once."""
+"""What all programs have in common: flags, files to write, errors as one sentence. Without torch, so that --help is quick."""
 
 import argparse
 import errno
@@ -61,8 +60,7 @@ def add_overwrite(parser: ArgumentParser, meaning: str = "replace an output that
 
 
 def add_output(parser: ArgumentParser, name: str, *suffixes: str, **options: Any) -> None:
-    """Add a flag, or an argument, for a file to write that ends in one of `suffixes`; with the first of a parser --overwrite
-    too."""
+    """Add a flag or argument for a file to write that ends in one of `suffixes`, and with the first of a parser --overwrite."""
     outputs = parser.get_default("outputs")
     if outputs is None:
         parser.set_defaults(outputs=(outputs := {}))
@@ -77,8 +75,7 @@ def add_picture(parser: ArgumentParser, default: str) -> None:
 
 
 def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
-    """The words of a command, by default this one's; in the name of a flag - is as good as _. Raises `UserError` where a
-    file of `add_output` cannot be written."""
+    """The words of a command; in the name of a flag - is as good as _. A file of `add_output` must be writable."""
     words = sys.argv[1:] if words is None else words
     words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
     parser._negative_number_matcher = NEGATIVE  # argparse takes -1e-4 for a flag
@@ -93,8 +90,7 @@ def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> ar
 def run(main: Callable[[], None]) -> None:
     """Call `main` with the number of threads and their wait policy set, before torch is imported, and end the process where it
     fails: code 2 and one sentence on stderr for a `UserError`, and for errors of the system that name a file, a full disk, a
-    lack of memory and failed loading processes; 130 after Ctrl-C, or where the reader of the output (head, less) has ended. A
-    bug keeps its stack trace."""
+    lack of memory and failed loading processes; 130 after Ctrl-C, or where the output's reader has ended. Bugs keep a trace."""
     code, sentence = 0, ""
     prepare_threads()
     try:

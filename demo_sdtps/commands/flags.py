@@ -1,6 +1,7 @@
 """The flags of commands with a configuration, and the configuration that the words of a command give."""
 
 import argparse
+import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from yacs.config import CfgNode
 from demo_sdtps.commands.cli import add_overwrite, print_lines, read_arguments
 from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS
 from demo_sdtps.config.keys import DEMO_SCHEMA, Schema
-from demo_sdtps.config.load import StoredText, load_cfg, parse_pairs, with_values
+from demo_sdtps.config.load import StoredText, find_config, load_cfg, parse_pairs, with_values
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.runtime.errors import UserError
 
@@ -45,7 +46,7 @@ def config_parser(
     --weight is, whose configuration is used where none is named, '' for no such flag; with `images` there are
     --images and --modality, for own images without labels as the data; without `data` there is no --data."""
     parser = ArgumentParser(description=description, epilog=epilog)
-    parser.set_defaults(schema=schema, stored=None)
+    parser.set_defaults(schema=schema, stored=("a flag", "", ""))
     parser.add_argument(
         "words",
         nargs="*",
@@ -109,8 +110,7 @@ def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA
 def add_stored(
     parser: ArgumentParser, flag: str, metavar: str, meaning: str, key: str, file: str = ""
 ) -> None:
-    """Add a flag, equivalent to a `key`, for a checkpoint, whose configuration is used where none is named, or with `file` for
-    folders of runs, where a file of this name is that of the first."""
+    """Add a flag, equal to a `key`, for a checkpoint, whose configuration is the default, or with `file` for folders of it."""
     add_key(parser, flag, key, meaning, metavar=metavar, action="append" if file else "store")
     parser.set_defaults(stored=(f"{flag} {meaning}", key, file))
 
@@ -141,31 +141,40 @@ def add_key(parser: ArgumentParser, flag: str, key: str, meaning: str, **options
 
 
 def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. In the
-    arguments `config_file` becomes the file of a name, and `opts` are the keys of flags too."""
+    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it, and a run's
+    config.yml means the run. In the arguments `config_file` becomes the file of a name, `opts` the keys of flags too."""
     arguments = read_arguments(parser)
     schema, words, flags = arguments.schema, arguments.words, vars(arguments)
     if words and not arguments.config_file and _is_config(words[0], schema):
         arguments.config_file, *words = words
-    start, data = flags.get("start"), flags.get(ROOT)
+    start, data, run = flags.get("start"), flags.get(ROOT), ""
     pairs = ({WEIGHT: start, TEACHER: start} if start else {}) | parse_pairs(words)
     for key, value in flags.items():
         if key in schema.by_name and value:
             pairs[key] = value[0] if isinstance(value, list) else value
+    folder = ""
     if flags.get("images"):
         pairs |= {NAMES: "Images", ROOT: arguments.images}
     elif data and schema is DEMO_SCHEMA:
         # own data tell themselves: a table, or the folders of the splits
-        if Path(data).is_file():
-            pairs.setdefault(NAMES, "CSV")
-        elif any(Path(data, split).is_dir() for split in SPLITS):
-            pairs.setdefault(NAMES, "Folder")
-    if not arguments.config_file and TEACHER in schema.by_name:
+        is_table = Path(data).is_file()
+        if is_table or any(Path(data, split).is_dir() for split in SPLITS):
+            pairs.setdefault(NAMES, "CSV" if is_table else "Folder")
+            folder = "Own"
+    if arguments.config_file:
+        arguments.config_file = find_config(arguments.config_file, folder)
+        # a training by that of a run is a repetition, which has the run's start
+        is_evaluated = WEIGHT in arguments.stored and WEIGHT not in pairs and "start" not in flags
+        if is_evaluated and (run := _run_weights(arguments.config_file)):
+            pairs[WEIGHT] = run
+    elif TEACHER in schema.by_name:
         pairs.setdefault(TEACHER, "")  # that of the checkpoint's own training
     arguments.opts = [word for pair in pairs.items() for word in pair]
     cfg = load_cfg(
         arguments.config_file or _stored_config(arguments, pairs), arguments.opts, schema
     )
+    if run and os.environ.get("RANK", "0") == "0":
+        print_lines(f"{arguments.config_file} is that of a run: its weights are {run}")
     if flat := flags.get("flat"):
         cfg = with_values(cfg, {FOLDERS: [*cfg.DATASETS.FOLDERS, f"{flat}=."]})
     return arguments, cfg
@@ -177,9 +186,16 @@ def _is_config(word: str, schema: Schema) -> bool:
     return not is_key and Path(word).suffix in ("", ".yml", ".yaml")
 
 
+def _run_weights(config: Path) -> str:
+    """The best checkpoint, or else the last, of the run whose config.yml a file is; "" for another file."""
+    best, last, record = map(config.with_name, ("best.pth", "last.pth", "run.json"))
+    weights = last if last.is_file() and not best.is_file() else best
+    return str(weights) if config.name == "config.yml" and record.is_file() else ""
+
+
 def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> StoredText:
     """The configuration that a checkpoint holds, or a run."""
-    flag, key, file = arguments.stored or ("a flag", "", "")
+    flag, key, file = arguments.stored
     if key not in pairs:
         raise UserError(
             f"There is no configuration: name one of configs/, give {flag} that holds one, or give --config_file a YAML file."

@@ -1,5 +1,4 @@
-"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html; and
-demo-sdtps calibrate --weight W, which fits the probability of the same identity."""
+"""Search own images, and fit the probability of the same identity: demo-sdtps search, demo-sdtps calibrate"""
 
 import argparse
 import re
@@ -13,7 +12,7 @@ from demo_sdtps.datasets.base import VALIDATION
 def labels_pattern(text: str) -> re.Pattern:
     """Type of the flag --pattern: a regular expression with named groups."""
     try:
-        pattern = re.compile(text)
+        pattern = re.compile(common.plain(text))
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from None
     if not pattern.groupindex:

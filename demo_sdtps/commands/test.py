@@ -15,19 +15,15 @@ def main() -> None:
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
     with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation import protocol, tables
-        from demo_sdtps.evaluation.protocol import load_model_and_data
         from demo_sdtps.runtime.distributed import is_main
 
-        model, splits = load_model_and_data(cfg, exported=True)
+        model, splits = protocol.load_model_and_data(cfg, exported=True)
         data = protocol.make_test_data(cfg, splits["query"], splits["gallery"])
         if cfg.TEST.CROSS_MODAL:
             by_modalities = protocol.evaluate_cross_modal(cfg, model, data)
-            pattern, distance = cfg.TEST.RETURN_PATTERN, cfg.TEST.CROSS_MODAL_DISTANCE
-            content = {
-                "return_pattern": pattern,
-                "distance": distance,
-                "cross_modal": by_modalities,
-            }
+            test = cfg.TEST
+            about = {"return_pattern": test.RETURN_PATTERN, "distance": test.CROSS_MODAL_DISTANCE}
+            content = {**about, "cross_modal": by_modalities}
             lines = tables.cross_modal_tables(cfg, by_modalities)
         else:
             rankings = protocol.evaluate_reid(cfg, model, data)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
+from decimal import Decimal
+
 # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
 MODALITIES = ("RGB", "NI", "TI")
 RETURN_PATTERNS = (1, 2, 3)  # features at evaluation: 1 original, 2 enhanced, 3 both
@@ -32,6 +39,11 @@ SDTPS_ARGUMENTS = (
     "gumbel_select",
 )
 
+INVISIBLE = re.compile(
+    "[\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]"
+)
+"""Characters without a width: soft hyphens, marks of direction and of the order of bytes."""
+
 # keys that two models have equal where they read the same tensors
 IMAGE_KEYS = (
     "MODEL.MODALITIES",
@@ -49,6 +61,22 @@ WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 def print_lines(*lines: object) -> None:
     """Print each on a line of stdout, at once."""
     print(*lines, sep="\n", flush=True)
+
+
+def plain(text: str) -> str:
+    """A text as a person sees it: without INVISIBLE characters, in Unicode's form NFC, with single blanks between words."""
+    return " ".join(unicodedata.normalize("NFC", INVISIBLE.sub("", text)).split())
+
+
+def warn_of_alike(what: str, labels: Iterable[str]) -> None:
+    """Warn of labels that are one number, such as 7, 07 and 7.0."""
+    alike = defaultdict(list)
+    for label in sorted({*labels}):
+        if re.fullmatch(r"-?\d+(\.\d+)?", label):
+            alike[Decimal(label)].append(label)
+    if groups := [" and ".join(group) for group in alike.values() if len(group) > 1]:
+        text = "%s %s: one number, but different labels; write them alike if they are one"
+        logging.getLogger(__name__).warning(text, what, ", ".join(groups[:9]))
 
 
 def count_text(number: int, noun: str) -> str:

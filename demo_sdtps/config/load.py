@@ -78,12 +78,12 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     return cfg
 
 
-def find_config(name: str | Path) -> Path:
-    """The file of a configuration: a path, or a name in the package such as RGBNT201/DeMo_SDTPS, with or without configs/ and
-    .yml."""
-    for folder in (Path(), CONFIGS, CONFIGS.parent):
+def find_config(name: str | Path, folder: str = "") -> Path:
+    """The file of a configuration: a path, or a name in the package such as RGBNT201/DeMo_SDTPS, with or without configs/, the
+    `folder` in it, and .yml."""
+    for place in (Path(), CONFIGS, CONFIGS / folder, CONFIGS.parent):
         for ending in ("", ".yml"):
-            if (path := folder / f"{name}{ending}").is_file():
+            if (path := place / f"{name}{ending}").is_file():
                 return path
     published = (path.relative_to(CONFIGS).with_suffix("") for path in CONFIGS.glob("*/*.yml"))
     raise UserError(
@@ -92,8 +92,7 @@ def find_config(name: str | Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """Values by full key of a YAML file on those of its `_BASE_: file`, which fvcore reads; a section whose keys are all
-    commented out changes none."""
+    """Values by full key of a YAML file on those of its `_BASE_: file`, which fvcore reads; an empty section changes none."""
 
     from fvcore.common.config import CfgNode as BasedCfgNode
 
@@ -199,8 +198,7 @@ def _check_stored_score(name: str, place: StoredText) -> None:
 
 
 def _check_values(schema: Schema, values: Mapping[str, object], source: object) -> dict:
-    """`values` in the types of their keys, without those of keys that left. Raises `UserError` for an unknown key, or a value
-    that its key does not allow."""
+    """`values` in the types of their keys, without keys that left. Raises `UserError` for unknown keys and values."""
     checked = {}
     for name, value in values.items():
         key = schema.by_name.get(name) or LEFT.get(name)

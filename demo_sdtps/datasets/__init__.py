@@ -58,16 +58,14 @@ def camera_names(samples: Sequence[Sample]) -> list[str]:
 
 
 def trained_cameras(cfg: CfgNode, origin: Mapping[str, Any], cameras: int) -> list[str]:
-    """What the files of a training call its cameras, as its checkpoint records; where it does not, as DeMo's, the numbers of a
-    published data set, and nothing for own data."""
+    """What the files of a training call its cameras, by its checkpoint, or else the numbers of a published data set."""
     reader = READERS.get(cfg.DATASETS.NAMES)
     numbers = range(reader.first_camera, reader.first_camera + cameras) if reader else []
     return origin.get("cameras") or [*map(str, numbers)]
 
 
 def split_validation(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:
-    """The samples of a `share` of the identities, or those of the others. They are chosen by a hash: one that is added or
-    removed changes the choice by one at most."""
+    """The samples of a `share` of the identities, or of the others, by a hash: an added identity changes one at most."""
     identities = sorted(identity_labels(samples), key=lambda i: sha256(str(i).encode()).digest())
     held_out = {*identities[: round(share * len(identities))]}
     return [sample for sample in samples if (sample.identity in held_out) == is_validation]

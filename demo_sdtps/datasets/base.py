@@ -1,26 +1,33 @@
 """Samples, readers of data sets, and the listing of images in folders, which all readers share (docs/train.md)."""
 
+import logging
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import plain
 
 SPLITS = TRAIN, QUERY, GALLERY = ("train", "query", "gallery")
 VALIDATION = "validation"  # the identities that are left out of train (DATASETS.VALIDATION)
 
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
+AVIF = ["AVIF"] if find_spec("PIL._avif") else []
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", *AVIF)
 """Accepted formats of images, whatever their ending. Pillow has others; for EPS it executes Ghostscript."""
 
 UNKNOWN = -1  # identity and camera of images without labels
 
-SYSTEM_FOLDERS = ("@eaDir", "#recycle", "$RECYCLE.BIN")  # in which systems keep copies of images
+# folders in which systems keep copies of images, and files beside images
+SYSTEM = ("@eaDir", "#recycle", "$RECYCLE.BIN", "Thumbs.db", "desktop.ini")
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound="Sample")
 
@@ -108,16 +115,24 @@ def file_key(path: str) -> tuple[int, int] | str:
     return status.st_dev, status.st_ino
 
 
+def existing_path(folder: Path, name: str) -> str:
+    """The path below a folder by a name, or by that in another form of Unicode, as macOS writes it, if there is that one."""
+    forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+    paths = [str(folder / form) for form in forms]
+    return next(filter(os.path.lexists, paths), paths[0])
+
+
 def is_hidden(name: str) -> bool:
     """Whether systems hide a file or folder of this name, as macOS's ._x.jpg beside x.jpg."""
-    return name.startswith(".") or name in SYSTEM_FOLDERS
+    return name.startswith(".") or name in SYSTEM
 
 
 def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str, str]:
-    """Paths of the images below a folder by the same without their endings, unordered; with `others` also those in nested
-    folders, but for folders of these names. Hidden files and folders are left out. Links are followed, but for one to a folder
-    that it lies in; one that leads nowhere counts as an image, which the reader of pixels then names."""
+    """Paths of the images below a folder by the same, as `plain` text without their endings, unordered; with `others` also
+    those in nested folders, but for folders of these names. Hidden files are left out, and, with a warning, those of other
+    formats. Links are followed, but to a folder they lie in; one to nowhere is an image, which the reader of pixels names."""
     names: dict[str, str] = {}
+    left: list[str] = []
     for place, folders, files in os.walk(existing(folder), followlinks=True):
         folders[:] = [
             name
@@ -125,17 +140,21 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
             if not (is_hidden(name) or name in (others or ()) or _leads_up(Path(place, name)))
         ]
         prefix = "" if Path(place) == folder else f"{Path(place).relative_to(folder).as_posix()}/"
-        for name in files:
+        for name in (each for each in files if not is_hidden(each)):
             stem, ending = os.path.splitext(name)
             is_image = ending.lower() in endings() or not os.path.exists(os.path.join(place, name))
-            if is_hidden(name) or not is_image:
+            if not is_image:
+                left.append(ending or name)
                 continue
             path = prefix + name
-            if (other := names.setdefault(prefix + stem, path)) != path:
+            if (other := names.setdefault(plain(prefix + stem), path)) != path:
                 raise UserError(
                     f"The folder {folder} has both {min(path, other)} and {max(path, other)}, which name the same "
                     "image of a triplet; remove one of them."
                 )
+    if left:
+        text = "%s: %d files are left out, which are no images of a format that is read (%s)"
+        logger.warning(text, folder, len(left), ", ".join(sorted({*left})[:9]))
     return names
 
 
@@ -154,8 +173,7 @@ def endings() -> set[str]:
 def find_triplets(
     places: Mapping[str, Path], others: Collection[str] | None = None
 ) -> dict[str, tuple[str | None, ...]]:
-    """Paths of the images of each triplet by their name, sorted by it: those of `image_names` in the folders of the modalities,
-    None where a folder has none, or is missing itself."""
+    """Paths of each triplet by its name, sorted: those of `image_names` in the modalities' folders, None for a missing one."""
     paths: dict[str, dict[str, str]] = {}
     for modality, place in places.items():
         for name, path in image_names(place, others).items() if place.is_dir() else ():

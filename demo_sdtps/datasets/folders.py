@@ -3,12 +3,12 @@
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from glob import escape
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import plain
 from demo_sdtps.datasets import base
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
@@ -75,8 +75,7 @@ def find_places(root: Path, folders: Folders) -> dict[str, Path]:
 
 
 def find_above(path: Path, folders: Folders) -> tuple[Path, Path, str]:
-    """The nearest folder of a modality that a file lies in, the folder that this one is in, and the modality. Raises
-    `UserError` for a file in no such folder, where none is without one either."""
+    """The nearest folder of a modality that a file must lie in, the folder that this one is in, and the modality."""
     names = by_folder(folders)
     for parent in path.absolute().parents:
         for name, modality in names.items():
@@ -105,8 +104,7 @@ def unlabelled_reader(cfg: CfgNode) -> base.Reader:
 def read_folder(
     folder: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
 ) -> list[Triplet]:
-    """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of
-    modalities has images of the modality of the folder "."."""
+    """The triplets of a folder and of those in it, sorted by name; without folders of modalities, images of that of "."."""
     places = find_places(base.existing(folder), folders)
     chosen = {name: place for name, place in places.items() if name in modalities}
     triplets = base.find_triplets(chosen, by_folder(folders))
@@ -133,10 +131,12 @@ def read_query(
             "(MODEL.MODALITIES); give another query, or a model that reads it."
         )
     inside = place.absolute().relative_to(folder)
-    paths = {modality: str(folder / inside)}
+    paths, stem = {modality: str(folder / inside)}, plain(place.stem)
     for name, other in find_places(root, folders).items():
-        siblings = sorted((other / inside.parent).glob(f"{escape(place.stem)}.*"))
+        there = Path(base.existing_path(other, str(inside.parent)))
+        siblings = sorted(path for path in there.glob("*.*") if plain(path.stem) == stem)
         images = [str(path) for path in siblings if path.suffix.lower() in base.endings()]
         if images and name in modalities:
             paths.setdefault(name, images[0])
-    return [Triplet(tuple(map(paths.get, MODALITIES)), name=inside.with_suffix("").as_posix())]
+    name = plain(inside.with_suffix("").as_posix())
+    return [Triplet(tuple(map(paths.get, MODALITIES)), name=name)]

@@ -1,5 +1,4 @@
-"""Images: files, PIL images, arrays and tensors as uint8 pixels; checks of all images of a data set. It imports no torch before
-an image is decoded."""
+"""Images: files, PIL images, arrays and tensors as uint8 pixels; checks of all images of a data set. torch is imported late."""
 
 import os
 import sys
@@ -25,6 +24,7 @@ OTHER_ORDER = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L
 Paths = tuple[str | None, ...]  # None: there is no such image
 Images = tuple["torch.Tensor | None", ...]
 Scales = Mapping[str, Range | None]  # by modality
+Size = tuple[int, int]  # height and width
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A")
 B = TypeVar("B")
@@ -33,22 +33,28 @@ OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
 
 
-def read_pixels(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> np.ndarray:
-    """An image as uint8 (H, W, 3): a path or a PIL image, turned as its header says, an array (H, W, 3), (H, W, 1) or (H, W),
-    or a tensor (3, H, W), (1, H, W) or (H, W). More than 8 bits are scaled by `scale`, of a PIL image those that Pillow keeps;
-    arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale` states their range. Where it is
-    None, as for published data sets, a file is read as it is stored, of 16 bits the upper 8. Raises `UserError`, which ends
-    with `advice`."""
+def decode(
+    item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES, least: Size | None = None
+) -> "torch.Tensor":
+    """An image as uint8 (3, H, W) with channels last in memory: a path or a PIL image, turned as its header says, an array
+    (H, W, 3), (H, W, 1) or (H, W), or a tensor (3, H, W), (1, H, W) or (H, W). More than 8 bits are scaled by `scale`, of a PIL
+    image those that Pillow keeps; arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale`
+    states their range. Where it is None, as for published data sets, a file is read as it is stored, of 16 bits the upper 8. A
+    JPEG file is decoded at the smallest scale whose sides are `least` or more. Raises `UserError`, which ends with `advice`."""
+    import torch
+
     is_path = isinstance(item, (str, os.PathLike))
-    if not is_path and not isinstance(item, Image.Image):
-        return _array_pixels(item, advice, scale or PERCENTILES)
     try:
         if is_path:
             # Pillow maps a file that it has the path of into memory, where it turns some TIFFs wrongly
             with open(item, "rb") as file:
-                return _file_pixels(file, scale)
-        return _as_rgb(item, scale)
-    except MemoryError:
+                pixels = _file_pixels(file, scale, least)
+        elif isinstance(item, Image.Image):
+            pixels = _as_rgb(item, scale)
+        else:
+            pixels = _array_pixels(item, advice, scale or PERCENTILES)
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+    except (MemoryError, UserError):
         raise
     except Exception as error:  # Pillow raises many types of errors for damaged files
         what = f"The image {os.fspath(item)}" if is_path else "A PIL image"
@@ -58,10 +64,10 @@ def read_pixels(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTIL
         ) from None
 
 
-def image_size(path: str) -> tuple[int, int]:
-    """Width and height in the header of an image; (0, 0) of one that cannot be read."""
+def image_size(path: str, least: Size | None = None) -> tuple[int, int]:
+    """Width and height of an image as `decode` gives it, by its header; (0, 0) of one that cannot be read."""
     with suppress(Exception), open(path, "rb") as file:
-        return _open(file).size
+        return _open(file, least).size
     return 0, 0
 
 
@@ -75,15 +81,20 @@ def to_8_bits(values: np.ndarray, scale: Range) -> np.ndarray:
     return np.rint(((values - low) * (255 / max(high - low, 1e-9))).clip(0, 255)).astype(np.uint8)
 
 
-def _open(file: BinaryIO) -> ImageFile.ImageFile:
-    """The image in a file, by its header."""
+def _open(file: BinaryIO, least: Size | None = None) -> ImageFile.ImageFile:
+    """The image in a file, by its header, in the scale of `decode`."""
     file.seek(0)
-    return Image.open(file, formats=FORMATS)
+    image = Image.open(file, formats=FORMATS)
+    if least and image.format in ("JPEG", "MPO"):  # others would be decoded for their header
+        with suppress(Exception):  # of a damaged header
+            is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+            image.draft(None, least if is_turned else least[::-1])
+    return image
 
 
-def _file_pixels(file: BinaryIO, scale: Range | None) -> np.ndarray:
+def _file_pixels(file: BinaryIO, scale: Range | None, least: Size | None) -> np.ndarray:
     """The image in an open file as uint8 (H, W, 3)."""
-    image = _open(file)
+    image = _open(file, least)
     options = image.tile[0].args if image.tile else ""
     # how Pillow unpacks the bytes, such as "RGB;16B"
     raw = options if isinstance(options, str) else str((options or [""])[0])
@@ -117,8 +128,7 @@ def _open_as(file: BinaryIO, raw: str) -> ImageFile.ImageFile:
 
 
 def _as_rgb(image: Image.Image, scale: Range | None) -> np.ndarray:
-    """uint8 (H, W, 3) without transparency, by `scale` as `read_pixels`. Grey of 16 bits is scaled here, as Pillow's
-    conversion to RGB clips it at 255."""
+    """uint8 (H, W, 3) without transparency, by `scale` as `decode`, also of 16 bits, which Pillow would clip at 255."""
     is_tiff, tags = image.format == "TIFF", getattr(image, "tag_v2", {})
     if scale:
         image = _turn(image)
@@ -181,21 +191,16 @@ def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
     return _three(array)
 
 
-def decode(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> "torch.Tensor":
-    """`read_pixels` of a path, PIL image, array or tensor, as uint8 (3, H, W) with channels last in memory."""
-    import torch
-
-    return torch.from_numpy(read_pixels(item, advice, scale)).permute(2, 0, 1)
-
-
 def decode_triplet(
-    paths: Paths, modalities: Sequence[str] = MODALITIES, scales: Scales = OWN_SCALES
+    paths: Paths,
+    modalities: Sequence[str] = MODALITIES,
+    scales: Scales = OWN_SCALES,
+    least: Size | None = None,
 ) -> Images:
-    """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and
-    TI side by side; `scales` are those of `decode`."""
+    """Images of `modalities`, as `decode` gives them, None for an absent one, of three files, or one with all side by side."""
     if len(paths) == len(MODALITIES):
-        pairs = [(name, paths[MODALITIES.index(name)]) for name in modalities]
-        return tuple(None if p is None else decode(p, scale=scales[name]) for name, p in pairs)
+        pairs = [(paths[MODALITIES.index(name)], scales[name]) for name in modalities]
+        return tuple(None if p is None else decode(p, scale=s, least=least) for p, s in pairs)
     image = decode(paths[0], scale=scales[MODALITIES[0]])
     planes = image.chunk(len(MODALITIES), dim=2)
     return tuple(planes[MODALITIES.index(name)] for name in modalities)
@@ -224,8 +229,7 @@ def unreadable(paths: Sequence[str]) -> dict[str, str]:
 
 
 def drop_unreadable(samples: Sequence[S], broken: dict[str, str]) -> list[S]:
-    """The samples without images that cannot be read, and without those that have no other. What is wrong is added to
-    `broken` by path."""
+    """The samples that have images, without those that cannot be read; what is wrong is added to `broken` by path."""
     broken.update(unreadable(sorted({path for sample in samples for path in sample.files})))
     remaining = [sample.without(broken) for sample in samples]
     return [sample for sample in remaining if sample.files]

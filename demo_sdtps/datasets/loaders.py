@@ -22,6 +22,7 @@ from demo_sdtps.datasets.images import (
     Images,
     Paths,
     Scales,
+    Size,
     decode_triplet,
     image_size,
     parallel,
@@ -89,17 +90,17 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     """Random batches; `.batch_sampler.begin(epoch)` precedes each epoch."""
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
-    dataset = _triplets(cfg, samples, labels, transforms.TrainTransform(cfg))
+    transform = transforms.TrainTransform(cfg)
+    dataset = _triplets(cfg, samples, labels, transform, cfg.INPUT.SIZE_TRAIN)
     return DataLoader(dataset, batch_sampler=train_sampler(cfg, labels), **loader_kwargs(cfg))
 
 
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     """The samples in order, without augmentation; labels are the identities on disk."""
     # Cached like the training images, since evaluation may run after every epoch.
-    transform = partial(
-        transforms.transform_each, transforms.resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST)
-    )
-    dataset = _triplets(cfg, samples, [sample.identity for sample in samples], transform)
+    size, labels = cfg.INPUT.SIZE_TEST, [sample.identity for sample in samples]
+    transform = partial(transforms.transform_each, transforms.resize_and_normalise(cfg, size))
+    dataset = _triplets(cfg, samples, labels, transform, size)
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg))
 
 
@@ -108,13 +109,15 @@ def _triplets(
     samples: Sequence[Sample],
     labels: Sequence[int],
     transform: transforms.SampleTransform,
+    size: Size,
 ) -> ImageDataset:
-    """Samples as (images of MODEL.MODALITIES, label, camera)."""
+    """Samples as (images of MODEL.MODALITIES, label, camera), which `transform` makes of this size; published ones whole."""
     paths = [sample.paths for sample in samples]
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
     names = tuple(cfg.MODEL.MODALITIES)
-    decode = partial(decode_triplet, modalities=names, scales=image_scales(cfg))
-    return ImageDataset(paths, targets, transform, use_cache(cfg, paths), decode, names)
+    least = size if cfg.DATASETS.NAMES in OWN_READERS else None
+    decode = partial(decode_triplet, modalities=names, scales=image_scales(cfg), least=least)
+    return ImageDataset(paths, targets, transform, use_cache(cfg, paths, least), decode, names)
 
 
 def image_scales(cfg: CfgNode) -> Scales:
@@ -154,12 +157,11 @@ def collated_batches(loader: DataLoader) -> Iterator:
         yield collated
 
 
-def use_cache(cfg: CfgNode, paths: Sequence[Paths]) -> bool:
-    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto adds up the sizes in the headers of all images, until
-    they exceed the limit."""
+def use_cache(cfg: CfgNode, paths: Sequence[Paths], least: Size | None = None) -> bool:
+    """Whether decoded images are kept in memory, by DATASETS.CACHE: by auto where all, decoded by `least`, are in the limit."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    sizes = (3 * math.prod(image_size(path)) for files in {*paths} for path in files if path)
+    sizes = (3 * math.prod(image_size(path, least)) for files in {*paths} for path in files if path)
     return all(total <= CACHE_LIMIT for total in accumulate(sizes))
 
 

@@ -3,7 +3,6 @@
 import csv
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,6 +11,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import plain, warn_of_alike
 from demo_sdtps.datasets import base
 from demo_sdtps.datasets.folders import (
     PLAIN,
@@ -26,10 +26,8 @@ JUNK = "-1"
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
 TABLE = ".csv"
 COLUMNS = ("split", "identity", "camera", *(modality.lower() for modality in MODALITIES))
-INVISIBLE = re.compile(
-    "[\x00-\x08\x0e-\x1f\x7f\xad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
-)
-"""Characters without a width, which would make another label of one that looks the same."""
+CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
+SEPARATORS = ",;\t"  # of tables, which spreadsheets choose by their language
 
 
 def folder_reader(cfg: CfgNode) -> base.Reader:
@@ -67,17 +65,16 @@ def table_triplets(
     lines: Mapping[int, Mapping[str, str]],
     modalities: Collection[str],
 ) -> list[Triplet]:
-    """The triplets of the lines of a table that have images of these modalities. Their names are their first paths in it, and
-    their labels all other cells that are not empty."""
+    """The triplets of a table's lines with images of these modalities, named by the first path; other cells are labels."""
     images = [name.lower() for name in MODALITIES if name in modalities]
     if not {*images} & {*columns}:
         raise UserError(
-            f"{table} has no column of images; it needs {' or '.join(images)}, and commas as separators."
+            f"{table} has no column of images; it needs {' or '.join(images)}, and commas, semicolons or tabs as separators."
         )
     triplets = []
     for number, line in lines.items():
         files = {name: line[name] for name in images if line.get(name)}
-        paths = {name: str(table.parent / file) for name, file in files.items()}
+        paths = {name: base.existing_path(table.parent, file) for name, file in files.items()}
         # a link that leads nowhere is left to the reader of pixels, as in a folder
         if absent := [path for path in paths.values() if not os.path.lexists(path)]:
             raise UserError(
@@ -99,9 +96,8 @@ def read_triplets(
     pattern: re.Pattern | None = None,
     camera: str | None = None,
 ) -> list[Triplet]:
-    """The gallery or the query of a search, of these modalities: of a folder or an image as `read_query`, or of a table, which
-    needs no labels; one with a column split has those of `split`, and other columns are labels. Named groups of the `pattern`
-    in the names are labels too; `camera` is that of triplets without one."""
+    """The gallery or the query of a search: of a folder or an image as `read_query`, or of a table, if it says so those of the
+    `split`. Labels are other columns and named groups of the `pattern` in the names; `camera` is that of those without."""
     if place.suffix.lower() == TABLE and place.is_file():
         every = table_triplets(place, *read_table(place), modalities)
         by_name = {one.name: one for one in every if one.labels.get("split", split) == split}
@@ -114,7 +110,7 @@ def read_triplets(
         triplets = read_folder(place, folders, modalities)
     output = []
     for one in triplets:
-        labels = ({"camera": camera} if camera else {}) | dict(one.labels)
+        labels = ({"camera": plain(camera)} if camera else {}) | dict(one.labels)
         labels |= name_labels(pattern, one.name) if pattern else {}
         labels.pop("split", None)
         output.append(replace(one, labels=labels))
@@ -124,8 +120,7 @@ def read_triplets(
 def _make_reader(
     read: Callable[[], Iterable[Triplet]], has_cameras: bool, layout: str, what: str
 ) -> base.Reader:
-    """Reader of the triplets of all splits, on which the numbers of identities and cameras depend. Without cameras those of
-    `number_scenes` take their place. `what` has the labels."""
+    """Reader of all splits, which number identities and cameras together, or scenes without cameras; `what` has the labels."""
     needed = {"split", "identity", *(["camera"] if has_cameras else [])}
 
     @cache
@@ -140,6 +135,8 @@ def _make_reader(
         identities = number_labels(one.labels["identity"] for one in triplets)
         names = [one.labels["camera"] if has_cameras else "" for one in triplets]
         numbers = number_labels(names)
+        warn_of_alike("identity", (one.labels["identity"] for one in triplets))
+        warn_of_alike("camera", names)
         cameras = sorted(numbers, key=numbers.__getitem__)
         places = {
             name: place if has_cameras else base.UNKNOWN for place, name in enumerate(cameras)
@@ -176,7 +173,7 @@ def number_scenes(triplets: Sequence[tuple[str | None, ...]]) -> list[int]:
 def compile_pattern(cfg: CfgNode) -> re.Pattern:
     """DATASETS.PATTERN, which must have the group identity."""
     try:
-        pattern = re.compile(cfg.DATASETS.PATTERN)
+        pattern = re.compile(plain(cfg.DATASETS.PATTERN))
         pattern.groupindex["identity"]
     except (re.error, KeyError) as error:
         raise UserError(
@@ -187,9 +184,8 @@ def compile_pattern(cfg: CfgNode) -> re.Pattern:
 
 
 def name_labels(pattern: re.Pattern, name: str) -> dict[str, str]:
-    """Texts of the named groups of `pattern` that are not empty in `name`, the path of an image below the folder of its
-    modality; none where the pattern is not in it. Raises `UserError` where a text is a piece of a number, as camera 1 of 12,
-    and where the names of folders have other labels than that of the file."""
+    """Texts of the named groups of `pattern` that are not empty in `name`, a path below the folder of a modality. Raises
+    `UserError` where one is a piece of a number, as camera 1 of 12, and where the file's folders have other labels."""
     match = pattern.search(name)
     if not match:
         return {}
@@ -215,29 +211,33 @@ def name_labels(pattern: re.Pattern, name: str) -> dict[str, str]:
 
 
 def read_table(table: Path) -> tuple[list[str], dict[int, dict[str, str]]]:
-    """Columns, and lines by their numbers in the file; "" for a cell that a line lacks. Labels, which are all cells but the
-    paths of images, are in Unicode's form NFC with single spaces between words."""
+    """Columns, and lines by their numbers in the file; "" for a cell that a line lacks. Columns without a name, as pandas
+    writes its index, are left out. Names of columns and labels, which are all cells but the paths of images, are `plain`."""
     lines = {}
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restval="", restkey="", strict=True)
-            columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            separator = max(SEPARATORS, key=file.readline().count)
+            file.seek(0)
+            reader = csv.DictReader(file, restval="", strict=True, delimiter=separator)
+            columns = reader.fieldnames = [*map(plain, reader.fieldnames or ())]
             for line in reader:
                 lines[reader.line_num] = line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{table} is no table in UTF-8 ({error}); save it as CSV, UTF-8 (docs/own_data.md)."
         ) from None
+    columns = [*filter(None, columns)]
+    if twice := {name for name in columns if columns.count(name) > 1}:
+        raise UserError(f"{table} has two columns {min(twice)!r}; rename or remove one.")
     for number, line in lines.items():
+        line.pop("", None)
         for name in columns:
-            is_path, text = name.upper() in MODALITIES, line[name]
-            # labels that look the same are the same
-            words = unicodedata.normalize("NFC", text).split()
-            line[name] = text.strip() if is_path else " ".join(words)
-            if "" in line or INVISIBLE.search(line[name]):
+            clean = str.strip if name.upper() in MODALITIES else plain
+            line[name] = clean(line[name])
+            if None in line or CONTROL.search(line[name]):
                 raise UserError(
                     f"Line {number} of {table} has an invisible character in {line[name]!r}, or more cells than the table has "
-                    "columns; remove it, or put a text with a comma into quotation marks."
+                    f"columns; remove it, or put a text with {separator!r} into quotation marks."
                 )
     return columns, lines
 

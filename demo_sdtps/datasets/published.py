@@ -1,7 +1,5 @@
-"""Readers of the published data sets, and of synthetic pedestrians in the layout of one of them (docs/train.md).
-
-A new data set is a function here that reads one split, and a line of `READERS`.
-"""
+"""Readers of the published data sets, and of synthetic pedestrians in the layout of one of them (docs/train.md). A new data set
+is a function here that reads one split, and a line of `READERS`."""
 
 import re
 from pathlib import Path

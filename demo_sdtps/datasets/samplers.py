@@ -1,7 +1,4 @@
-"""Batch samplers: P identities with K instances each (docs/method.md), or shuffled samples.
-
-The batches of an epoch depend on the seed and the number of the epoch only.
-"""
+"""Batch samplers, by seed and epoch alone: P identities with K instances each (docs/method.md), or shuffled samples."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,8 +10,7 @@ from demo_sdtps.runtime.distributed import shard_for_rank
 
 
 class EpochBatchSampler:
-    """This process's part of the batches of `epoch`. A batch is a list of (index, seed): the augmentation of a sample draws
-    from the seed, in whichever process it is loaded."""
+    """This process's part of the batches of `epoch`, lists of (index, seed), from which the augmentation of a sample draws."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.epoch = seed, 0

@@ -21,15 +21,13 @@ SampleTransform = Callable[..., list[torch.Tensor]]
 Geometry = tuple[bool, int, int]
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
-"""Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
-2020)."""
+"""Range of the area (share of the image), of height over width, and attempts (Zhong et al., Random Erasing, 2020)."""
 
 
 class TrainTransform:
-    """The images of a sample, uint8 (3, h, w) → float32 (3, H, W). Resize, flip, pad and crop, normalise, erase
-    (docs/method.md), which each image draws for itself; with INPUT.JOINT_AUGMENTATION flip and crop are drawn once. Then whole
-    modalities are dropped, each with the probability INPUT.MODALITY_DROPOUT but never all: their images become zeros. Pad and
-    crop are one shift: as separate transforms they dominate the time after decoding."""
+    """The images of a sample, uint8 (3, h, w) → float32 (3, H, W). Resize, flip, pad and crop (one shift, for speed),
+    normalise, erase (docs/method.md), which each image draws for itself, but with INPUT.JOINT_AUGMENTATION flip and crop. Then
+    modalities are dropped, each with the probability INPUT.MODALITY_DROPOUT but never all: their images become zeros."""
 
     def __init__(self, cfg: CfgNode):
         self.settings = cfg.INPUT
@@ -81,8 +79,7 @@ def fill_absent(inputs: Decoded) -> list[torch.Tensor]:
 
 
 def shift(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
-    """uint8 (C, H, W) → float32: filled with black, as padding by p and cropping at (p - down, p - right) do; the image is
-    larger than the shift."""
+    """uint8 (C, H, W) → float32, black outside, as padding by p and cropping at (p - down, p - right); shifts are smaller."""
     return F.pad(image, (right, -right, down, -down)).float()
 
 

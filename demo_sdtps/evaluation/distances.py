@@ -35,8 +35,7 @@ Side = tuple[torch.Tensor, np.ndarray]
 Rows = slice | np.ndarray
 """Some of the queries, or of other samples."""
 Scales = Mapping[tuple[Modalities, Modalities], tuple[Any, Any]]
-"""Mean and deviation of the distances of queries to gallery samples, by the sets of both: (q, 1) each for q queries, or numbers
-for all."""
+"""Mean and deviation of the distances of queries to the gallery, by the sets of both: (q, 1) for q queries, or numbers."""
 
 
 def complete_side(features: torch.Tensor) -> Side:
@@ -46,8 +45,7 @@ def complete_side(features: torch.Tensor) -> Side:
 
 def squared_distances(query: torch.Tensor, gallery: torch.Tensor) -> torch.Tensor:
     """Squared Euclidean distances (Q, G) float32 of features (Q, D) and (G, D), by a product. What the queries have in common
-    is subtracted from both sides first, so that a large common offset costs no precision. Equal features may differ in the last
-    bit of their distances."""
+    is subtracted from both sides first, so that a common offset costs no precision. The last bit may differ for equal ones."""
     query, gallery = at_least_float32(query), at_least_float32(gallery)
     offset = common_offset(query)
     query, gallery = (query - offset).float(), (gallery - offset).float()
@@ -80,8 +78,7 @@ def at_least_float32(features: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def common_offset(features: torch.Tensor) -> torch.Tensor:
-    """The mean (D,) of features (n, D) in whole multiples of the power of two above their standard
-    deviation: what is smaller stays, and to subtract it rounds nothing."""
+    """The mean (D,) of features (n, D) in multiples of a power of two above their deviation: subtracting it rounds nothing."""
     mean = features.mean(0)
     deviation = float((features - mean).square().mean().sqrt())
     unit = 2.0 ** frexp(deviation)[1]
@@ -106,8 +103,7 @@ class Comparison:
         return frozenset[str]().union(*self.sources)
 
     def groups(self, present: np.ndarray) -> dict[Modalities, Rows]:
-        """The rows of each set in `present` (n, 3): ascending indices, or a slice of all, without a copy, where they are of one
-        set, as all are to the comparison "all"."""
+        """The rows of each set in `present` (n, 3): ascending indices, or a slice, where all are of one, as to "all"."""
         if self.how == "all":
             return {self.complete: slice(None)}
         bits = {name: 1 << place for place, name in enumerate(reversed(MODALITIES))}
@@ -250,8 +246,7 @@ def matrix_distances(values: torch.Tensor) -> Distances:
 
 
 def compute_distances(shape: tuple[int, int], measure: Callable[[Rows], torch.Tensor]) -> Distances:
-    """Distances by `measure`, which computes those of some rows: a matrix where they are few, or else rows whenever they are
-    asked for."""
+    """Distances by `measure`, which computes those of some rows: a matrix where they are few, else rows when asked for."""
     if prod(shape) > KEPT_ELEMENTS:
         return Distances(shape, measure)
     return matrix_distances(measure(slice(None)))
@@ -297,8 +292,7 @@ def rerank(
     k2: int = 15,
     lambda_value: float = 0.3,
 ) -> torch.Tensor:
-    """`k_reciprocal` by the distances of a comparison, also of triplets that lack modalities: (Q, G) float32. Triplets without
-    a modality in common are as far as can be."""
+    """`k_reciprocal` by the distances of a comparison, (Q, G) float32; without a modality in common they are the largest."""
     pairs, queries = pair_distances(comparison, query, gallery), len(query[0])
     nearest, farthest = _neighbours(pairs, max(k1 + 1, k2))
     # k-reciprocal sets as ones in the rows: the neighbours of each sample that have it among theirs
@@ -393,8 +387,7 @@ def _weights(pairs: Distances, farthest: torch.Tensor, sets: csr_matrix) -> csr_
 
 
 def _overlap(query: csr_matrix, gallery: csr_matrix) -> np.ndarray:
-    """Sums over the columns of the minimum of a query's (Q, N) and a gallery sample's (G, N) weight: (Q, G) float32. Only
-    columns where both weights are non-zero contribute."""
+    """Sums over the columns of the lesser of a query's (Q, N) and a gallery sample's (G, N) weight, (Q, G) float32."""
     columns = gallery.T.tocsr()
     total = np.zeros((query.shape[0], gallery.shape[0]), np.float32)
     for row, (start, stop) in zip(total, pairwise(query.indptr), strict=True):

@@ -1,9 +1,9 @@
-"""The field's protocol of evaluation, from a checkpoint to scores: the model and its data, features, by one pass of the network
-for any cases of missing modalities, and the ranking of each return pattern, or of any set of modalities against any
-(docs/method.md)."""
+"""The field's protocol of evaluation, from a checkpoint to scores: model, data, features by one pass of the network for any
+cases of missing modalities, and the ranking of each return pattern, or of any set of modalities against any."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product, starmap
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
@@ -317,7 +318,19 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
         warnings.append(
             "WARNING: the data have no cameras, so matches may be of the query's camera, and MODEL.SIE_CAMERA has no effect."
         )
+    if pages := count_pages(sample for samples in splits.values() for sample in samples):
+        warnings.append(f"WARNING: {pages}")
     return warnings
+
+
+def count_pages(samples: Iterable[Sample]) -> str:
+    """A line on the further pages of TIFF files, which are not read, "" where there are none."""
+    pages = 0
+    for path in {path for sample in samples for path in sample.files}:
+        if path.lower().endswith((".tif", ".tiff")):
+            with suppress(Exception), Image.open(path, formats=["TIFF"]) as image:
+                pages += getattr(image, "n_frames", 1) - 1
+    return f"{pages} pages of TIFF files after the first are not read" if pages else ""
 
 
 def exclude_key(cfg: CfgNode) -> str:
@@ -326,8 +339,7 @@ def exclude_key(cfg: CfgNode) -> str:
 
 
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
-    """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
-    present: as published, all columns are compared."""
+    """Rankings by case of TEST.MISS (several for `all`) and return pattern. As published, images that it makes zeros count."""
     if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
         cases = missing_cases(names_present(np.asarray(data.present.any(axis=0))))
     else:
@@ -357,8 +369,7 @@ def extract_cases(
 def rank_features(
     cfg: CfgNode, features: torch.Tensor, data: TestData, pattern: int | None = None
 ) -> Ranking:
-    """Score features (samples, D) of the test data, of a return pattern (by default TEST.RETURN_PATTERN), re-ranked where
-    TEST.RE_RANKING is yes."""
+    """Score features (samples, D) of the test data, of a return pattern (TEST.RETURN_PATTERN), by TEST.RE_RANKING."""
     return score_distances(ranked_distances(cfg, features, data, pattern), *data.labels)
 
 
@@ -381,8 +392,7 @@ def select_side(
     rows: torch.Tensor,
     missing: Collection[str] = (),
 ) -> Side:
-    """Query or gallery, the `rows` of features (samples, D): normalised, and what is present in them, which are of images
-    without the `missing` modalities."""
+    """Query or gallery, the `rows` of features (samples, D): normalised, and what is present without `missing` modalities."""
     present = data.present[rows.numpy()] & [name not in missing for name in MODALITIES]
     return normalise(cfg, features[rows]), present
 

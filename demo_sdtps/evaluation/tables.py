@@ -70,8 +70,7 @@ def missing_table(records: Mapping[str, Record]) -> str:
 
 
 def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
-    """Records by case of missing modalities as tables name it ('rn' is 'rn: RGB, NI'), and the mean of all cases but the
-    complete one, where there are others."""
+    """Records by case of missing modalities as tables name it ('rn' is 'rn: RGB, NI'), and the mean of incomplete ones."""
     rows, incomplete = {}, []
     for case, record in records.items():
         missing = missing_names(case)

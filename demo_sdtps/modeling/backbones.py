@@ -23,8 +23,7 @@ from vit_slim.stage import State
 Transformer = VisionTransformer | Eva
 
 CHUNK = 32
-"""Images per pass through the backbone on a CPU without gradients: activations stay in the cache, and memory does not grow
-with the batch."""
+"""Images per pass of the backbone on a CPU without gradients: activations stay in the cache, memory is bounded."""
 
 NAME_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
 CLIP_WIDTH = 512  # width of CLIP's joint space, to which its projection maps every token
@@ -46,8 +45,7 @@ class StridedPatchEmbed(PatchEmbed):
 
 
 def set_grid(embed: PatchEmbed, size: tuple[int, int], stride: tuple[int, int]) -> None:
-    """Change the image size and the step between patches, in pixels (vertical, horizontal), in place. Raises `UserError` for an
-    image smaller than a patch."""
+    """Change image size and step between patches, in pixels (vertical, horizontal), in place; an image is a patch at least."""
     embed.img_size, embed.proj.stride = size, stride
     sides = zip(size, embed.patch_size, stride, strict=True)
     rows, columns = ((side - patch) // step + 1 for side, patch, step in sides)
@@ -235,8 +233,7 @@ class Backbone(nn.Module):
 
 
 class EvaViT(Backbone):
-    """As `Backbone`, with timm's rotary embedding of the grid's rows and columns in every block, and with a learned absolute
-    position embedding or without."""
+    """As `Backbone`, with timm's rotary embedding of rows and columns in every block, with learned positions or without."""
 
     vit: Eva
 
@@ -289,8 +286,7 @@ class QuickGELUMlp(Mlp):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Multiply the weights by the factors, in place, for inference in half precision, in which products with a factor are
-        slower."""
+        """Multiply the weights by the factors, in place, for half precision, whose products with a factor are slower."""
         for parameter in self.fc1.parameters():
             parameter.mul_(QUICK_GELU)
         self.fc2.weight /= QUICK_GELU

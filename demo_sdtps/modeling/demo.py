@@ -195,10 +195,7 @@ class DeMo(nn.Module):
             return TrainingOutput(logits, features, encoded.loss)
 
     def forward_features(self, images: ByModality, cam_label: torch.Tensor) -> EncodedTriplets:
-        """Backbone and PIFE: images of some or all modalities → their tokens and global features.
-
-        An image of zeros is a missing one.
-        """
+        """Backbone and PIFE: images of some modalities, zeros for a missing one → their tokens and global features."""
         if self.slimming:
             return self.forward_stages(self.forward_stem(images, cam_label), images)
         present = sort_modalities(images)
@@ -238,8 +235,7 @@ class DeMo(nn.Module):
     def return_patterns(
         self, encoded: EncodedTriplets, neck: str = "before"
     ) -> dict[int, torch.Tensor]:
-        """The return patterns of encoded triplets, (B, D) each, views of pattern 3; `neck`: "before" or "after" the BatchNorm
-        of each head."""
+        """The return patterns of encoded triplets, (B, D) each, views of pattern 3; `neck`: "before" or "after" BatchNorm."""
         features = self.forward_head(encoded)
         if neck == "after":
             for name, feature in features.items():

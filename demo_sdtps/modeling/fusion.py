@@ -140,9 +140,7 @@ class HDM(nn.Module):
 
 
 class ATMoE(nn.Module):
-    """Attention-triggered mixture of experts: HEAD experts for each of HDM's `count` features, weighted by attention between
-    them.
-    """
+    """Attention-triggered mixture of experts: HEAD experts for each of HDM's `count` features, weighted by attention."""
 
     def __init__(self, width: int, heads: int, count: int = len(SUBSETS)):
         super().__init__()

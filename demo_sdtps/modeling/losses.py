@@ -131,8 +131,7 @@ class Target(NamedTuple):
 
 
 class HeadOutput(NamedTuple):
-    """Input of a loss: a head's logits (B, K) and features (B, D), labels (B,), and the head's center loss and its teacher's
-    output, if there are any."""
+    """Input of a loss: a head's logits (B, K), features (B, D), labels (B,), and its center loss and teacher, if any."""
 
     logits: torch.Tensor
     features: torch.Tensor

@@ -21,8 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @contextmanager
 def inference(model: "DeMo", precision: torch.dtype | None) -> Iterator[None]:
-    """Context manager: `model` is in evaluation mode without gradients, with weights of backbone and scores in `precision`,
-    if given."""
+    """Context manager: `model` is in evaluation mode without gradients, backbone and scores in `precision`, if given."""
     backbone, slimming = model.backbone, model.slimming
     with evaluating(model):
         try:
@@ -57,9 +56,9 @@ def cast_copy(module: M, precision: torch.dtype) -> M:
 def castable_layers(model: nn.Module) -> list[nn.Module]:
     """Linear and convolution layers; without those of a score, which may compute outside autocast."""
     scores = (each for each in model.modules() if isinstance(each, Score))
-    left_out = {module for score in scores for module in score.modules()}
-    layers = (each for each in model.modules() if isinstance(each, (nn.Linear, nn.Conv2d)))
-    return [layer for layer in layers if layer not in left_out]
+    others = {module for score in scores for module in score.modules()}
+    kinds = (nn.Linear, nn.Conv2d)
+    return [each for each in model.modules() if isinstance(each, kinds) and each not in others]
 
 
 @contextmanager

@@ -161,10 +161,7 @@ def predict(mlp: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class TokenSparse(nn.Module):
-    """Keeps the `keep` patches of one modality with the best scores, and averages the others into one extra token.
-
-    `score_predictor` is the MLP of the score.
-    """
+    """Keeps the `keep` patches of one modality with the best scores, by the MLP `score_predictor`, and averages the others."""
 
     def __init__(
         self,

@@ -21,11 +21,7 @@ ADDED = {
 
 
 def add_config(cfg: CfgNode) -> CfgNode:
-    """Add the keys of SDTPS and of slimming with their defaults to DeMo's configuration, in place, before `merge_from_file`;
-    → `cfg`.
-
-    Keys that are there already keep their values.
-    """
+    """Add the keys of SDTPS and of slimming that DeMo's configuration has not, in place, before `merge_from_file` → `cfg`."""
     if "MODEL" not in cfg:
         raise UserError(
             "The configuration has no section MODEL, so it is not DeMo's; give add_config DeMo's cfg."

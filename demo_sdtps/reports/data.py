@@ -23,8 +23,7 @@ Counts = Mapping[str, Mapping[str, int]]
 
 
 def check_triplets(cfg: CfgNode, decode: bool) -> dict[str, Any]:
-    """Read the triplets of all splits as training does, and with `decode` every image. → "counts" and "expected" counts, their
-    "differences" and "warnings" in sentences."""
+    """Read all splits as training does, and with `decode` every image → "counts", "expected", "differences" and "warnings"."""
     splits = read_splits(cfg)
     matched = count_matched(cfg, splits["query"], splits["gallery"])
     train_sampler(cfg, [sample.identity for sample in splits["train"]])

@@ -88,8 +88,7 @@ def label(cfg: CfgNode, sample: Sample) -> str:
 def image_grid(
     cfg: CfgNode, rows: Sequence[Sequence[np.ndarray]], side: float
 ) -> tuple[plt.Figure, np.ndarray]:
-    """A figure of rows of images (H, W, 3), and its axes (rows, columns). An image whose longer side is that of
-    INPUT.SIZE_TEST is `side` inches long."""
+    """A figure of rows of images (H, W, 3), and its axes (rows, columns). INPUT.SIZE_TEST's longer side is `side` inches."""
     columns, inches = max(map(len, rows)), side / max(cfg.INPUT.SIZE_TEST)
     height, width = (0.2 + inches * length for length in rows[0][0].shape[:2])
     size = columns * width, len(rows) * height + 1
@@ -140,8 +139,7 @@ def draw_curves(records: list[dict[str, Any]], path: Path) -> Path:
 def draw_ranks(
     cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: Sequence[int]
 ) -> Path:
-    """A row for each of the `queries`, by their numbers: the query, then the nearest gallery samples that the protocol allows;
-    features (samples, D)."""
+    """A row for each of the `queries`, by number: the query, and the nearest of the protocol; features (samples, D)."""
     shown, samples = np.array(queries), data.samples
     ranking = ranked_distances(cfg, features, data), *data.labels
     nearest = metrics.nearest_samples(*ranking, shown, BEST)
@@ -172,8 +170,7 @@ def draw_ranks(
 def draw_embedding(
     cfg: CfgNode, features: torch.Tensor, samples: Sequence[Sample], method: str, path: Path
 ) -> Path:
-    """A panel of the features (n, D) of the samples as points of a plane, by identity, and one by camera; or, without labels,
-    one by modalities."""
+    """Panels of the features (n, D) as points of a plane, by identity and by camera; or, without labels, by modalities."""
     points = embed(normalise(cfg, features).numpy(), method, cfg.SOLVER.SEED)
     labels: dict[str, list[Any]] = {
         "identity": [sample.identity for sample in samples],
@@ -228,8 +225,7 @@ def check_selection(cfg: CfgNode) -> None:
 
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: Sequence[Sample], path: Path) -> Path:
-    """A row per triplet: each of its images, and behind it for every stage of token pruning and for SDTPS the image with the
-    dropped patches covered."""
+    """A row per triplet: its images, each followed by those with the patches covered that stages of pruning and SDTPS drop."""
     grids, rows = kept_patches(cfg, model, samples), []
     for row, sample in enumerate(samples):
         layers = {}

@@ -27,8 +27,7 @@ def render(
     modalities: Sequence[str],
     **about: object,
 ) -> str:
-    """The page of a template, which finds in `about` what it shows beside the kept patches of `pictured`, by their numbers in
-    the page."""
+    """The page of a template, which shows what `about` has, and the kept patches of `pictured`, by numbers in the page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(
@@ -67,8 +66,7 @@ def thumbnail(cfg: CfgNode, sample: Sample, modalities: Sequence[str]) -> str:
 def kept_bits(
     cfg: CfgNode, model: Model, samples: Mapping[int, Sample], modalities: Sequence[str]
 ) -> dict[str, Any] | None:
-    """`kept_patches` by stage: for each sample a text of 0 and 1 (modality, row, column). None for a model that keeps all, or
-    an exported one."""
+    """`kept_patches` by stage: for each sample a text of 0 and 1 (modality, row, column); None where none are dropped."""
     if not isinstance(model, DeMo) or not (model.sdtps or model.slimming):
         return None
     rows, columns = model.backbone.grid_size

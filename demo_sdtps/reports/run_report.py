@@ -49,8 +49,7 @@ class Run:
 
 
 def report_runs(arguments: argparse.Namespace, cfg: CfgNode) -> None:
-    """Evaluate the last checkpoints of the runs of --run, print the table of the first, and one of several, and write the page
-    --html. `cfg` is the configuration of the first run."""
+    """Evaluate the last checkpoints of the runs of --run, of which `cfg` is the first's, print tables, and write --html."""
     if arguments.html:
         check_extra("demo-sdtps report --html", "report", EXTRA_PACKAGES)
     runs = [load_run(cfg)]

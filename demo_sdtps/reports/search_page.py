@@ -23,8 +23,7 @@ PRINTED = 5  # queries whose hits are printed
 
 
 def show(arguments: argparse.Namespace, result: SearchResult) -> None:
-    """Write the hits of each query to --csv and --output, or print those of the first queries; then print the images that were
-    left out."""
+    """Write the hits of each query to --csv and --output, or print those of the first queries; then what was left out."""
     lines: list[str] = []
     if arguments.csv:
         write_hits(result, arguments.csv)
@@ -59,8 +58,7 @@ def hit_text(hit: Hit) -> str:
 
 
 def write_hits(result: SearchResult, path: Path) -> None:
-    """Write a line for each hit as CSV, by query and rank from 1; files are the first of their triplets. The probability is ''
-    where the sets of modalities are not calibrated."""
+    """Write a line for each hit as CSV, by query and rank from 1; files are the first of their triplets, unknown values ''."""
     columns = ["query", "rank", "gallery", "distance", *["score"] * is_scored(result)]
     columns += ["probability"] * is_calibrated(result)
     # A file name may have bytes that are not UTF-8, which are written as they are.
@@ -89,8 +87,7 @@ def hits_table(result: SearchResult) -> list[str]:
 
 
 def search_page(result: SearchResult, arguments: argparse.Namespace) -> tuple[str, str]:
-    """The page --output, and what it shows in a few words. The gallery has the name of its folder, as the page may be shown
-    where the path means nothing."""
+    """The page --output, and what it shows in a few words. The gallery has the name of its folder, as pages travel."""
     # the user's images are decoded as `Reid.features` does, whatever the model was trained on
     cfg = with_values(result.reid.cfg, {"DATASETS.NAMES": "Images", "TEST.MISS": "nothing"})
     triplets = [*result.queries, *(hit.triplet for hits in result.hits for hit in hits)]

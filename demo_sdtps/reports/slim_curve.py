@@ -23,8 +23,7 @@ ROW = "{:18}{:>10}{:>8}{:>12}{:>8}{:>8}"
 
 
 def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
-    """Evaluate the dense model and every score with every setting, print a row of each as it comes, since many take hours, and
-    write the files."""
+    """Evaluate the dense model and every score with every setting, print a row of each as it comes, and write the files."""
     off: dict[str, object] = {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []}
     dense, splits = load_model_and_data(with_values(cfg, off))
     data = make_test_data(cfg, splits["query"], splits["gallery"])

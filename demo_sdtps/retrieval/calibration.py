@@ -42,8 +42,7 @@ Labelled = tuple[np.ndarray, Sequence[np.ndarray], Sequence[np.ndarray]]
 
 
 def fit(pairs: Pairs) -> dict[str, float]:
-    """Slope, at least 0, and offset of the logistic function of the distance of the greatest likelihood, by Platt's targets
-    (1999), and the numbers of pairs."""
+    """Slope, at least 0, and offset of the likeliest logistic function of distances, by Platt's targets (1999), and counts."""
     same, different = map(len, pairs)
     distances = np.concatenate(pairs).astype(np.float64)
     targets = np.repeat([(same + 1) / (same + 2), 1 / (different + 2)], [same, different])
@@ -69,8 +68,7 @@ def select_pairs(labelled: Labelled) -> Pairs:
 def label_distances(cfg: CfgNode, samples: Sequence[Sample]) -> Iterator[tuple[int, str, Labelled]]:
     """By return pattern and two sets of modalities that are compared, such as "RGB, RGB+NI+TI": the distances of the samples as
     of these sets, by the model of TEST.WEIGHT. Cameras of the training are known by their names, any other is their mean, as in
-    a search; in place of the cameras are the scenes where the protocol excludes by these. Raises `UserError` for samples
-    without labels, and where none has a match."""
+    a search; scenes stand for cameras where the protocol excludes by these. Samples must have labels and a match."""
     reid = make_extractor(cfg).to(choose_device(cfg))
     cfg, cases = with_values(cfg, {"TEST.FEAT_NORM": "yes"}), missing_cases(reid.model.modalities)
     data, whole = make_test_data(cfg, samples, samples), frozenset(reid.model.modalities)
@@ -97,8 +95,7 @@ def label_distances(cfg: CfgNode, samples: Sequence[Sample]) -> Iterator[tuple[i
 
 
 def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
-    """Fit all return patterns on the split --split, and write the calibration beside the checkpoint. Raises `UserError` for too
-    few pairs."""
+    """Fit all return patterns on the split --split, which must have enough pairs, and write the calibration."""
     weights = weights_file(cfg.TEST.WEIGHT)
     path = check_output_file(weights.with_suffix(SUFFIX), ".json", arguments.overwrite)
     samples = read_splits(cfg, (arguments.split,))[arguments.split]

@@ -1,5 +1,4 @@
-"""Features of triplets with what is present in each, what features depend on, and the files of demo-sdtps export
-(docs/search.md)."""
+"""Features of triplets with what is present in each, what features depend on, and the files of demo-sdtps export."""
 
 import argparse
 import json
@@ -196,8 +195,7 @@ def write_parquet(
     present: np.ndarray,
     facts: Mapping[str, Any],
 ) -> None:
-    """Write features (n, D) of samples as Parquet, what is `present` in them (n, 3) bool, and `facts` as metadata, of which two
-    are columns too."""
+    """Write features (n, D) of samples as Parquet, what is `present` in them (n, 3) bool, and `facts` as metadata."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -105,8 +105,7 @@ def quantise_onnx(path: Path) -> None:
 
 
 def write_openvino(onnx: Path, path: Path, about: str, feeds: Sequence[Feed] = ()) -> None:
-    """An ONNX file in float32, with its record `about`, as a file of OpenVINO, with `feeds` in int8 as NNCF quantises it after
-    training."""
+    """An ONNX file in float32, with its record `about`, as a file of OpenVINO; with `feeds` in int8, by NNCF."""
     import openvino
 
     model = openvino.convert_model(onnx)
@@ -157,8 +156,7 @@ def export_model(
     samples: Sequence[Sample] = (),
     overwrite: bool = False,
 ) -> None:
-    """Write the model for ONNX Runtime (.onnx) or OpenVINO (.xml, and .bin), and its card beside it, once the runtime agrees
-    with torch in float32. OpenVINO's int8 is calibrated on `samples`."""
+    """Write the model for ONNX Runtime or OpenVINO and its card, once float32 agrees with torch. `samples` calibrate int8."""
     is_openvino = path.suffix == ".xml"
     suffixes = [".md", *([".bin"] if is_openvino else []), path.suffix]
     for suffix in suffixes[:-1]:

@@ -1,5 +1,4 @@
-"""What a trained model does with the user's images and their features, in a checkpoint or exported: `demo_sdtps.load`
-(docs/search.md)."""
+"""What a trained model, a checkpoint or exported, does with the user's images and their features: `demo_sdtps.load`."""
 
 import logging
 from collections import defaultdict
@@ -42,7 +41,7 @@ from demo_sdtps.runtime.files import read_json, sha256
 logger = logging.getLogger(__name__)
 SUFFIX = ".calibration.json"  # of the file that demo-sdtps calibrate writes beside a checkpoint
 FEW = 256  # triplets up to which no loading processes are started
-ImageLike = Any  # as `datasets.images.read_pixels` takes it, None for a missing one
+ImageLike = Any  # as `datasets.images.decode` takes it, None for a missing one
 Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 Cameras = int | str | Sequence[int | str | None] | None
 

@@ -6,6 +6,7 @@ that differs where one of these, the size or a time of a file (`Triplet.stamp`) 
 
 import hashlib
 import json
+import logging
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.common import print_lines
+from demo_sdtps.config.common import print_lines, warn_of_alike
 from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, read_folders
 from demo_sdtps.datasets.images import drop_unreadable
@@ -31,7 +32,7 @@ from demo_sdtps.evaluation.distances import (
     present_modalities,
     set_name,
 )
-from demo_sdtps.evaluation.protocol import prepare_evaluation
+from demo_sdtps.evaluation.protocol import count_pages, prepare_evaluation
 from demo_sdtps.retrieval.features import as_text, describe_features
 from demo_sdtps.retrieval.nearest import Calibration, Gallery, rerank_hits, search_sets
 from demo_sdtps.retrieval.reid import Reid, open_reid
@@ -42,6 +43,7 @@ from demo_sdtps.runtime.progress import progress
 if TYPE_CHECKING:
     import pyarrow as pa
 
+logger = logging.getLogger(__name__)
 FORMAT = 4  # of the columns and facts of an index
 COLUMNS = ("name", *map(str.lower, MODALITIES), "stamps", "present")
 """Columns of texts, of which the name is the key; the labels follow."""
@@ -105,6 +107,9 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     total, cameras = table.handle.count_rows(), describe_cameras(reid, [*gallery, *queries])
     print_lines(f"Index {place}: {total} triplets ({counts or 'no change'})", *cameras)
     comparison, (stored, side) = make_comparison(cfg, pattern), table.side(arguments.where)
+    unknown = table.handle.count_rows(f"(({arguments.where})) IS NULL") if arguments.where else 0
+    if unknown:
+        print_lines(f"Left out by --where: {unknown} triplets, which lack a label of the condition")
     if text := describe_incomparable(comparison, query[1], side[1]):
         print_lines(text)
     hits: list[list[Hit]] = [[] for _ in queries]
@@ -126,8 +131,7 @@ def find_hits(
     triplets: Mapping[str, Triplet],
     calibration: Calibration | None,
 ) -> list[list[Hit]]:
-    """The hits of each query among rows of an index, which have these names (n,), of the gallery's triplets by name, without
-    those that have a file of the query, except with --keep_self."""
+    """The hits of each query among an index's rows of these names (n,), without the query's files, but with --keep_self."""
     excluded = [set[str]() for _ in queries]
     if not arguments.keep_self:
         excluded = same_files(queries, triplets)
@@ -192,6 +196,8 @@ def extract_triplets(reid: Reid, pattern: int, triplets: Sequence[Triplet]) -> n
     """The values of `Reid.features` of triplets, by their cameras."""
     if not triplets:
         return np.empty((0, reid.widths[pattern]), np.float32)
+    if pages := count_pages(triplets):
+        logger.warning(pages)
     images = zip(*(triplet.paths for triplet in triplets), strict=True)
     cameras = [triplet.labels.get("camera") for triplet in triplets]
     return reid.features(*images, return_pattern=pattern, camera=cameras).values
@@ -218,6 +224,7 @@ def open_index(
             )
         texts = [triplet.labels.get(label) or None for triplet in triplets]
         types[label] = label_type(pa.array(texts, pa.string()))
+        warn_of_alike(label, filter(None, texts))
     table = None if rebuild else open_table(place)
     if table:
         check_origin(table, origin)
@@ -240,8 +247,7 @@ def update(
     check: Callable[[Sequence[Triplet]], list[Triplet]] = list,
 ) -> Changes:
     """Bring a table up to date with its gallery. New and changed triplets are extracted as `check` returns them; those that it
-    leaves images out of count as changed again the next time. A `BATCH` is written at once, so that an interrupted update
-    continues there."""
+    leaves images out of count as changed again the next time. An update that was interrupted continues after its `BATCH`es."""
     import pyarrow.compute as pc
 
     columns = as_columns(

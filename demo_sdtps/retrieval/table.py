@@ -1,11 +1,11 @@
 """A gallery's features and labels in a table of LanceDB, in a folder or at an address of object storage (docs/search.md).
 
-A row is a triplet, whose `name` is the key. LanceDB commits each change as a version, atomically, and merges
-what several processes write, or refuses it.
+A row is a triplet, with its `name` as key. LanceDB commits a change atomically, and merges or refuses what others write.
 """
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,12 +116,11 @@ def create_table(
     replace: bool = False,
 ) -> Table:
     """A new table with what it records, these columns, Arrow's types by name, the name first, and features of `width` numbers;
-    with `replace` in place of the one that is there, if any, whatever is in it. Raises `UserError` for names that LanceDB does
-    not take."""
+    with `replace` in place of the one that is there, if any. Raises `UserError` for names that LanceDB does not take."""
     import pyarrow as pa
 
     for name in columns:
-        if not name or {".", "`"} & {*name}:
+        if re.search(r"^\*?$|^_row|[.`]", name):  # of which some are the engine's own
             raise UserError(f"The table {place} can have no column {name!r}; rename the label.")
     texts = {key: json.dumps(value) for key, value in facts.items()}
     fields = [*columns.items(), (FEATURE, pa.list_(pa.float32(), width))]

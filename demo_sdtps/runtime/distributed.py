@@ -191,8 +191,7 @@ def check_equal(thing: object, what: str) -> None:
 
 
 class SyncBatchNorm1d(nn.BatchNorm1d):
-    """BatchNorm of features (B, D) with mean and variance, and their gradients, over all processes' batches; torch's own needs
-    GPUs."""
+    """BatchNorm of features (B, D), with statistics and their gradients over all processes; torch's own needs GPUs."""
 
     running_mean: torch.Tensor
     running_var: torch.Tensor

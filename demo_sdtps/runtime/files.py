@@ -38,8 +38,7 @@ def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Context manager: a temporary file beside `path`, whose folder is made, that replaces it at the end and is removed on
-    failure. Each of several processes writes a file of its own; the last to end replaces the others. A process that is killed
-    leaves its file, .<name>.<letters>.part."""
+    failure. Of several processes the last to end replaces the others' file. A killed one leaves .<name>.<letters>.part."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,8 +106,7 @@ def has_form(content: object, form: Any) -> bool:
 
 
 def read_json(path: Path, form: Any, default: Any = None, advice: str = "remove it") -> Any:
-    """Content of a JSON file of a form (`has_form`), `default` where there is none. Raises `UserError`, with `advice`, for one
-    that is damaged or has another form."""
+    """Content of a JSON file, `default` where there is none. Raises `UserError`, with `advice`, for one not of `has_form`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,5 +1,4 @@
-"""Copies between the CPU and a GPU that do not make the CPU wait, and CUDA graphs: kernels that are recorded once and launched
-together (docs/performance.md, "On a GPU")."""
+"""Copies between CPU and GPU for which the CPU does not wait, and CUDA graphs, recorded kernels (docs/performance.md)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -48,8 +47,7 @@ def on_cpu(batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Ten
 
 
 def can_record(cfg: CfgNode, device: torch.device) -> bool:
-    """Whether what a model of `cfg` computes can be recorded on a device: a score of the user's may read from a GPU, so that
-    MODEL.COMPILE has to ask for it."""
+    """Whether a model of `cfg` can be recorded on a device; a user's score, which may read from a GPU, by MODEL.COMPILE."""
     is_theirs = cfg.MODEL.SLIM_BLOCKS and ":" in cfg.MODEL.SLIM_SCORE
     return device.type == "cuda" and (cfg.MODEL.COMPILE or not is_theirs)
 

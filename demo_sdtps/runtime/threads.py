@@ -9,8 +9,7 @@ OURS = "DEMO_SDTPS_THREADS"
 
 
 def cpu_cores() -> int:
-    """CPU cores that this process may use, by its affinity and its cgroup's quota; processes that torchrun starts on one
-    machine share them."""
+    """CPU cores that this process may use, by affinity and its cgroup's quota, shared with others of torchrun here."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         cores = len(os.sched_getaffinity(0))

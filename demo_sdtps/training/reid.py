@@ -53,12 +53,8 @@ class Trained(NamedTuple):
 
 
 def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
-    """Train a model by a configuration of `load_cfg`, as train_net.py does: → the records of metrics.json, and the model after
-    the last epoch, in evaluation mode.
-
-    A run in OUTPUT_DIR is replaced with `overwrite`, and continued by RESUME from the end of its last epoch; a finished one is
-    returned as it is.
-    """
+    """Train a model by a configuration of `load_cfg`, as train_net.py does. A run in OUTPUT_DIR is replaced with `overwrite`,
+    and continued by RESUME from the end of its last epoch; a finished one is returned as it is."""
     check_launch(cfg)
     missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for demo-sdtps test
     with open_run(cfg, overwrite) as run:
@@ -73,15 +69,15 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
         set_seed(cfg.SOLVER.SEED)
         classes = len(identity_labels(splits["train"]))
         model = make_model(cfg, classes, 1 + max(sample.camera for sample in samples))
+        digest = class_digest(cfg, splits["train"])
+        origin = f"the weights are those of {run.output / LAST}"
+        if run.state is None:  # before the images are read, as there may be no network
+            origin = load_start(cfg, model, digest)
         loader = train_loader(cfg, splits["train"])
         data = {"patterns": make_test_data(cfg, splits["query"], splits["gallery"])}
         if held_out := splits.get(VALIDATION):
             data[VALIDATION] = make_test_data(cfg, held_out, held_out)
-        digest = class_digest(cfg, splits["train"])
         teacher = read_teacher(cfg, model, run.device, digest)
-        origin = f"the weights are those of {run.output / LAST}"
-        if run.state is None:
-            origin = load_start(cfg, model, digest)
         loss = ReIDLoss(cfg, model.to(run.device), teacher)
         if cfg.MODEL.COMPILE:
             compile_model(model, run.device, loss)
@@ -166,8 +162,7 @@ class ReIDLoss(nn.Module):
 
 
 def evaluate(cfg: CfgNode, model: DeMo, data: Mapping[str, TestData]) -> Evaluation:
-    """The evaluation of "patterns", the test data, and of VALIDATION where it is there, whose mAP of TEST.RETURN_PATTERN then
-    is the score."""
+    """The evaluation of "patterns", the test data, and of VALIDATION, if any; the score is the mAP of the last."""
     records = {
         name: reid_record(evaluate_reid(cfg, model, each)[cfg.TEST.MISS])
         for name, each in data.items()

@@ -69,8 +69,7 @@ def open_run(
     cfg: CfgNode, overwrite: bool = False, schema: Schema = DEMO_SCHEMA
 ) -> Iterator["Run"]:
     """Context manager: the run of `cfg` in OUTPUT_DIR, which no other command may use meanwhile, in each of the processes.
-    Nothing is written or replaced before `Run.begin`. Raises `UserError` where the folder holds a run that is neither to be
-    replaced nor continued."""
+    Nothing is written before `Run.begin`. Raises `UserError` for a run there that is neither to be replaced nor continued."""
     output = Path(cfg.OUTPUT_DIR)
     with ExitStack() as files:
         if is_main():
@@ -86,8 +85,7 @@ def open_run(
 
 
 class Run:
-    """A run in OUTPUT_DIR. `state` is the content of last.pth, from which it is continued, or None, `epoch` the number of
-    epochs that are done, and `records` are those of metrics.json."""
+    """A run in OUTPUT_DIR: the `state` of last.pth, or None, the `epoch`s that are done, and the `records` of metrics.json."""
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
@@ -334,7 +332,8 @@ def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]
         "versions": versions(device),
         "machine": machine(device),
     }
-    record = {"status": "running", "seed": cfg.SOLVER.SEED, **now}
+    start = {"seed": cfg.SOLVER.SEED, "start": cfg.TEST.WEIGHT}
+    record = {"status": "running", **start, **now}
     if epoch:
         before = read_run(path.parent)
         differences = [

@@ -150,6 +150,8 @@ def parse(monkeypatch, parser, *words):
         ("--data=table.csv Own/DeMo_Slim.yml", "CSV", "Own/DeMo_Slim"),
         ("configs/RGBNT201/DeMo --data own", "Folder", "RGBNT201/DeMo"),
         ("Own/RGB DATASETS.NAMES Images --data own", "Images", "Own/RGB"),
+        ("DeMo_Slim --data own", "Folder", "Own/DeMo_Slim"),
+        ("--data table.csv DeMo_Slim", "CSV", "Own/DeMo_Slim"),
         ("mine OUTPUT_DIR=runs/x.yml", "RGBNT201", "mine.yml"),
         ("--config_file mine.yml DATASETS.ROOT_DIR own", "RGBNT201", "mine.yml"),
     ],
@@ -180,10 +182,29 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
     assert (cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR) == ("Folder", "own") and cfg.MODEL.USE_SDTPS
 
 
+def test_the_configuration_of_a_run_means_the_run(place, monkeypatch, capsys):
+    (place / "run").mkdir()
+    config = place / "run" / "config.yml"
+    config.write_text(load_cfg(CONFIG, ("TEST.WEIGHT", "start.pth")).dump())
+    weight = lambda parser, *words: parse(monkeypatch, parser, *words).TEST.WEIGHT  # noqa: E731
+    assert weight(flags.config_parser(""), config) == "start.pth"
+    (place / "run" / "run.json").touch()
+    for name in ("last.pth", "best.pth"):
+        (path := place / "run" / name).touch()
+        for words in ([config], ["--config_file", config]):
+            assert weight(flags.config_parser(""), *words) == str(path)
+            assert capsys.readouterr().out == f"{config} is that of a run: its weights are {path}\n"
+    assert weight(flags.config_parser(""), config, "--weight", "other.pth") == "other.pth"
+    assert weight(flags.training_parser("", ""), config) == "start.pth"
+    assert parse(monkeypatch, flags.config_parser("", weight=""), config).TEST.WEIGHT == "start.pth"
+    assert not capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("RGBNT20/DeMo", "the nearest is 'RGBNT201/DeMo'"),
+        ("DeMo_Slim", "There is no configuration 'DeMo_Slim'"),
         ("", "give --weight a checkpoint"),
         ("SOLVER.SED 1", "There is no configuration: name one"),
         ("Own/RGB SOLVER.SED 1", "the nearest is 'SOLVER.SEED'"),

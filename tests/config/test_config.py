@@ -1,5 +1,4 @@
-"""The configuration: DeMo's keys and files, the published ones, what overrides what, and mistakes, which are one sentence with
-the key, the value and where it comes from."""
+"""The configuration: DeMo's keys and files, the published ones, what overrides what, and mistakes, each one sentence."""
 
 import ast
 import csv

@@ -2,12 +2,15 @@
 
 import os
 import re
+import unicodedata
+from itertools import product
 
 import pytest
+from PIL import Image
 from triplets import catch_message, pixels, save
 
-from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.datasets import read_splits
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.datasets import SPLITS, own, read_splits
 from demo_sdtps.datasets.folders import read_folder, read_folders, read_query
 from demo_sdtps.datasets.images import unreadable
 from demo_sdtps.datasets.own import name_labels, number_labels, number_scenes, read_table
@@ -85,13 +88,15 @@ def test_a_number_for_each_label():
     assert number_labels(["5", *long]) == {"5": 0, long[0]: 1, long[1]: 2, long[2]: 3}
 
 
+@pytest.mark.parametrize("separator", [*",;\t"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
-def test_cells_have_no_blanks_around_them(tmp_path, mark):
+def test_cells_have_no_blanks_around_them_and_no_invisible_marks(tmp_path, mark, separator):
+    """And a column without a name, as pandas writes it, is none."""
     table, text = (
         tmp_path / "x.csv",
-        " split ,identity,\u00a0note\r\n train,Bo ,a\u00a0 b\n\nquery,\t-1 \r\n",
+        ", split ,identity,\u00a0no\u200ete\r\n0, train,Bo ,a\u00a0 b\u00ad\n\n1,query,\u202a-1 \r\n",
     )
-    table.write_text(mark + text, encoding="utf-8", newline="")
+    table.write_text(mark + text.replace(",", separator), encoding="utf-8", newline="")
     columns, lines = read_table(table)
     assert columns == ["split", "identity", "note"]
     assert [*lines] == [2, 4]
@@ -107,13 +112,24 @@ def test_cells_have_no_blanks_around_them(tmp_path, mark):
         ("split,identity\ntrain,Bo\n\ntrain,Bo, Jr\n", "Line 4 of .* more cells"),
         ('split,note\ntrain,"open\nquery,lost\n', "unexpected end of data"),
         ("split,identity\ntrain,Bo\nquery,Bo\0\n", "Line 3 of .* has an invisible character"),
-        ("split,identity\ntrain,\u200bBo\n", "Line 2 of .* has an invisible character"),
+        ("split;note\ntrain;Bo;Jr\n", "Line 2 of .* a text with ';' into"),
+        ("split,note,no\u00adte\ntrain,Bo,\n", "two columns 'note'"),
     ],
 )
 def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(UserError, match=expected):
         read_table(tmp_path / "x.csv")
+
+
+def test_labels_that_are_one_number_are_told(tmp_path, caplog):
+    save(tmp_path / "x.png", IMAGE)
+    rows = map(",".join, product(SPLITS, ("7", "07", "7.0", "8"), ("2", "2.0"), ["x.png"]))
+    (tmp_path / "x.csv").write_text("\n".join(["split,identity,camera,rgb", *rows]))
+    words = ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", str(tmp_path / "x.csv")]
+    read_splits(load_cfg(None, words))
+    told = [text.partition(":")[0] for text in caplog.messages]
+    assert told == ["identity 07 and 7 and 7.0", "camera 2 and 2.0"]
 
 
 def test_triplets_with_a_file_in_common_are_one_scene(tmp_path):
@@ -163,12 +179,37 @@ def test_linked_folders_and_files_are_read_and_circles_end(tmp_path):
         assert os.path.samefile(rgb_path, ni_path) and rgb_path != ni_path
 
 
-def test_what_systems_hide_is_no_image(tmp_path):
+def test_what_systems_hide_is_no_image_and_other_formats_are_counted(tmp_path, caplog):
     hidden = ("._a.png", ".DS_Store", "@eaDir/a.png", "__MACOSX/._a.png", ".hidden/a.png")
     hidden += ("#recycle/a.png",)
     for name in (*hidden, "a.png", "more/b.png", "more/._b.png", "more/@eaDir/b.png"):
         save(tmp_path / "RGB" / name, IMAGE) if name.endswith("g") else None
+    (tmp_path / "RGB" / "Thumbs.db").touch()
+    assert names_of(tmp_path) and not caplog.records
+    for name in ("x.heic", "more/y.HEIC", "more/notes.txt"):
+        (tmp_path / "RGB" / name).touch()
     assert names_of(tmp_path) == ["a", "more/b"]
+    (text,) = caplog.messages
+    assert "RGB: 3 files are left out" in text and text.endswith("(.HEIC, .heic, .txt)")
+
+
+def test_names_that_look_the_same_are_one_triplet(tmp_path):
+    names = ("Jos\u00e9 a", "Jose\u0301\u00a0a", "Jos\u00e9\u200e \u00ada")
+    pairs = zip(MODALITIES, names, strict=True)
+    paths = [tmp_path / modality / "Zo\u00eb 1" / f"{name}.png" for modality, name in pairs]
+    if ".avif" in Image.registered_extensions():
+        paths[2] = paths[2].with_suffix(".avif")
+    for path in paths:
+        save(path, IMAGE)
+    assert not unreadable([*map(str, paths)])
+    triplets = (*read_folder(tmp_path), *read_query(paths[0]), *read_query(paths[1]))
+    expected = {(f"Zo\u00eb 1/{names[0]}", tuple(map(str, paths)))}
+    assert {(one.name, one.paths) for one in triplets} == expected
+    for form in ("NFC", "NFD"):
+        text = unicodedata.normalize(form, f"rgb\nRGB/Zo\u00eb 1/{names[0]}.png\n")
+        (tmp_path / "x.csv").write_text(text, encoding="utf-8")
+        (one,) = own.read_triplets(tmp_path / "x.csv", "gallery", MODALITIES)
+        assert one.paths[0] == str(paths[0])
 
 
 def test_siblings_are_in_folders_of_the_same_path_and_the_named_ones_come_first(tmp_path):

@@ -34,8 +34,7 @@ from seps.model import load_tokenizer
 
 @pytest.fixture(params=["triplets", "captions"])
 def make(request):
-    """Of KEY, VALUE, … options: → a training loader and the function that gives its batches, lists of tensors that begin
-    with images."""
+    """Of KEY, VALUE, … options: → a training loader, and what gives its batches, lists of tensors, the images first."""
 
     def triplets(*opts):
         cfg = config(request.getfixturevalue("tiny_root"), "INPUT.RE_PROB", "0.5", *opts)

@@ -49,8 +49,7 @@ def configuration(root, name="Folder", *opts):
 
 
 def write_incomplete(root, junk=True):
-    """ROOT/{train,query,gallery}/{RGB,NI,TI}, some in nested folders, each triplet with one to three of its images; what the
-    reader must find, (split, name, identity, camera, paths) with labels as in the names."""
+    """ROOT/{train,query,gallery}/{RGB,NI,TI} of triplets with one to three images → (split, name, identity, camera, paths)."""
     draw, rows = random.Random(shift_seed(1)), []
     identities = ["0007", "0011", "0012", "0030", *["-1"] * junk]
     for split in SPLITS:

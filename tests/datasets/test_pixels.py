@@ -14,12 +14,13 @@ import pytest
 import torch
 from commands import BASELINE, checkpoint_file, cli_args_for
 from PIL import Image
+from torchvision.transforms import v2
 from triplets import FIRST, catch_message, config, cut_short, image_folder
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
-from demo_sdtps.datasets import SPLITS, data_name, read_splits
+from demo_sdtps.datasets import SPLITS, data_name, loaders, read_splits
 from demo_sdtps.datasets.images import decode, to_8_bits, verify
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
 
@@ -59,7 +60,7 @@ def head_alone(path):
 
 
 def read(path, scale=SCALE):
-    return decode(path, scale=scale).permute(1, 2, 0).numpy()
+    return decode(path, scale=scale, least=[1, 1]).permute(1, 2, 0).numpy()
 
 
 def as_expected(values):
@@ -264,8 +265,33 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
     with warnings.catch_warnings():
         # such as Pillow's of transparency, which would be one per image
         warnings.simplefilter("error")
-        actual = decode(str(tmp_path / "image.jpg"), scale=None).permute(1, 2, 0).numpy()
+        path = str(tmp_path / "image.jpg")  # and no JPEG, of which a smaller one is decoded
+        actual = decode(path, scale=None, least=[1, 1]).permute(1, 2, 0).numpy()
     assert actual.dtype == np.uint8 and np.array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize(
+    ("size", "orientation", "scale"),
+    [((1100, 700), 1, 4), ((1100, 700), 6, 8), ((130, 250), 1, 1), ((60, 20), 8, 1)],
+)
+def test_jpegs_are_decoded_at_the_smallest_scale_that_suffices(
+    tmp_path, monkeypatch, mode, size, orientation, scale
+):
+    """But for noise it is the whole image to the model, and the cache counts what it keeps."""
+    least, path, exif = [128, 64], str(tmp_path / "x.jpg"), Image.Exif()
+    exif[274] = orientation
+    small = np.random.default_rng(1).integers(256, size=(5, 8, len(mode)), dtype=np.uint8)
+    image = Image.fromarray(small.squeeze(), mode).resize(size, Image.Resampling.BICUBIC)
+    image.save(path, exif=exif, quality=95)
+    whole, actual = decode(path), decode(path, least=least)
+    assert actual.shape[1:] == tuple(-(-side // scale) for side in whole.shape[1:])
+    resized = [v2.functional.resize(each, least).float() for each in (whole, actual)]
+    assert (resized[0] - resized[1]).abs().mean() < 2.5
+    cfg = load_cfg(BASELINE, ["DATASETS.CACHE", "auto"])
+    for less in (False, True):
+        monkeypatch.setattr(loaders, "CACHE_LIMIT", actual.numel() - less)
+        assert loaders.use_cache(cfg, [(path,)], least) is not less
 
 
 def postscript(path):

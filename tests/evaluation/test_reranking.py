@@ -33,8 +33,7 @@ def roundings(query, gallery):
 
 
 def clusters(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ranks=slice(None)):
-    """Query and gallery features of so many identities, without ties: those of which roundings decide on the order are drawn
-    again (`near_ties`)."""
+    """Query and gallery features of so many identities, drawn again where roundings decide on the order (`near_ties`)."""
     draws = generator(seed)
     centres = torch.randn(identities, dim, generator=draws)
     identity = torch.randint(identities, (queries + gallery,), generator=draws)

@@ -1,5 +1,4 @@
-"""What the tests of the commands share: their words, their processes, what they leave behind, and trainings in this process
-that are interrupted at a given place."""
+"""What the tests of the commands share: words, processes, what they leave behind, and trainings that are interrupted."""
 
 import csv
 import json
@@ -37,8 +36,7 @@ COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10", "mINP"]
 BACKBONE_WIDTH = 64
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
-"""SDTPS without a choice of patches, which differs where two scores are equal but for rounding (tiny.margins): for
-tests that compare features in batches of different sizes."""
+"""SDTPS without a choice of patches, which may differ by rounding (tiny.margins) in batches of different sizes."""
 ONE_LINE = "error: "
 QUERIES, MATCHES = 32, 6
 """In the test split of `tiny_root`: images, and those of the same person from other cameras."""
@@ -129,11 +127,8 @@ def squared_distances(features):
 
 
 def assert_same_hits(actual, expected):
-    """Rows (query, rank, gallery, distance) of features that differ by the roundings of both, as in batches of another size.
-
-    By a change c of unit vectors a and b, |a - b|² changes by 4c·|a - b| + 4c² at most. Hits may change places, with each other
-    or with one after the last, where they are as far but for that.
-    """
+    """Rows (query, rank, gallery, distance) of features that differ by the roundings of both. By a change c of unit vectors a
+    and b, |a - b|² changes by 4c·|a - b| + 4c² at most. Hits, or one and the one after the last, that are as far may swap."""
     assert [(*row[:2],) for row in actual] == [(*row[:2],) for row in expected]
     change, printed = tolerance(*MODEL, *MODEL), 1e-6
     by_name = {(query, name): float(distance) for query, _, name, distance in expected}

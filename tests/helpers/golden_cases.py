@@ -1,8 +1,5 @@
-"""Reads the golden cases in tests/golden: numbers that the reference systems produced.
-
-A case is NAME.npz (inputs, expected outputs) with NAME.json (settings; names and shapes of its weights). Weights are not
-stored: their values follow from the case's seed and their names alone.
-"""
+"""Reads the golden cases in tests/golden: NAME.npz has inputs and outputs of the reference systems, NAME.json settings, names
+and shapes of weights, whose values follow from the case's seed and their names."""
 
 import json
 import zlib

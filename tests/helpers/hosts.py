@@ -3,9 +3,8 @@
     PYTHONPATH=CHECKOUT python tests/helpers/hosts.py NAME OUT.json    writes what was measured
     PYTHONPATH=CHECKOUT python tests/helpers/hosts.py SCRIPT WORDS …    a script of the checkout, whose models are patched
 
-NAME is one of HOSTS, or "ours": DeMo's features beside this project's. Of a host there are only the names
-that its own training script calls. A process builds one: the hosts' modules have common names. Accuracy needs CLIP's weights
-and the data; this needs neither.
+NAME is one of HOSTS, or "ours": DeMo's features beside this project's. Of a host there are only the names that its own training
+script calls. A process builds one, as the hosts' modules have common names. Neither CLIP's weights nor data are needed.
 """
 
 import contextlib
@@ -198,8 +197,7 @@ HOSTS = {
     "IDEA": ("924973292/IDEA 4e65520", published("IDEA")),
     "EDITOR": ("924973292/EDITOR 473cab6", published("EDITOR", from_imagenet, views=0)),
 }
-"""Repository and commit for which the plug-in was made, and how a run is made. Of those that refuse both token pruning and
-SDTPS (IDEA, MambaPro, EDITOR) no forward is run."""
+"""Repository and commit for which the plug-in was made, and how to run; no forward of those that refuse both methods."""
 
 
 # DeMo beside this project's model
@@ -369,8 +367,7 @@ def difference(one, other):
 
 
 def importing_from(checkout, folder):
-    """The environment of a process that imports the modules of a checkout, and this project's by links in `folder`: beside
-    these themselves are others of the hosts' names."""
+    """The environment of a process that imports a checkout's modules, and this project's by links in `folder` alone."""
     for name in ("vit_slim", "demo_sdtps", "studies", "benchmarks", "tests"):
         (folder / name).symlink_to(ROOT / name)
     paths = os.environ["PYTHONPATH"].split(os.pathsep)

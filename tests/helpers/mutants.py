@@ -1,8 +1,5 @@
-"""How much the tests notice: the mistakes of tests/mutants.yml are planted in a copy of the checkout, one at a time, and the
-tests that belong to them run: python -m tests.helpers.mutants [--only TEXT] [--sample N --seed S]
-
-Prints which are noticed, and writes runs/mutants.json; the exit code is 1 where fewer than LEAST are.
-"""
+"""How much the tests notice: each mistake of tests/mutants.yml is planted in a copy of the checkout, and the tests of it run;
+prints and writes to runs/mutants.json which are noticed: python -m tests.helpers.mutants [--only TEXT] [--sample N]"""
 
 import argparse
 import json
@@ -33,8 +30,7 @@ NOTICED, LIVED, EQUIVALENT = "noticed", "lived", "equivalent"
 
 
 class Mutant(NamedTuple):
-    """The text `before` of a file, which is there once, and `after`, which takes its place; `tests` are words of
-    pytest, `reason` why no test can notice, "" where one should."""
+    """The text `before` of a file, `after` in its place, `tests` as words of pytest, and the `reason` why none can notice."""
 
     file: str
     name: str

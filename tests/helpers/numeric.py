@@ -1,9 +1,8 @@
 """How numeric tests draw their inputs, and how close to the reference a result must be.
 
-References are computed in float64 by the slow, obvious way, or are golden values. A result in float32 differs from them by its
-roundings. Each is at most half a unit in the last place and has any sign, so n of them in a row add up to a few times √n of
-that unit, rarely more (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019). A test states the
-lengths of the sums between input and output, and `tolerance` follows from them; no tolerance is tried.
+References are computed in float64 by the slow, obvious way, or golden values. A float32 result differs by roundings, each at
+most half a unit in the last place of any sign, so that n of them add up to a few times √n of it (Higham and Mary, 2019). A test
+states the lengths of the sums between input and output, from which `tolerance` follows; no tolerance is tried.
 """
 
 import os
@@ -45,22 +44,17 @@ def numpy_generator(seed: int = 0) -> np.random.Generator:
 
 
 def tolerance(*lengths: int, dtype: torch.dtype = torch.float32) -> float:
-    """The relative error of a result in `dtype` that follows from its input by sums of these lengths, one after another.
-
-    A matrix product has the length of its inner dimension, a mean, a norm or a softmax the number of its elements, and any
-    other operation 1. The error is relative to the largest term of the last sum, which a test states (`scale`) where terms
-    cancel.
-    """
+    """The relative error of a result in `dtype` that follows from its input by sums of these lengths, one after another: of a
+    matrix product the inner dimension, of a mean, norm or softmax the number of elements, of any other operation 1. It is
+    relative to the largest term of the last sum, which a test states (`scale`) where terms cancel."""
     return FACTOR * sum(lengths) ** 0.5 * UNIT[dtype]
 
 
 def assert_close(
     actual, expected, *lengths: int, dtype: torch.dtype = torch.float32, scale: float | None = None
 ) -> None:
-    """Every element of `actual` is within `tolerance(*lengths)` · `scale` of `expected`; NaN and infinities are equal.
-
-    Tensors, arrays, lists or numbers of one shape; `scale` is the largest absolute value of `expected` by default.
-    """
+    """Every element of `actual` is within `tolerance(*lengths)` · `scale` (by default the largest absolute value of `expected`)
+    of `expected`, tensors, arrays, lists or numbers of one shape; NaN and infinities are equal."""
     actual, expected = (
         torch.as_tensor(each).detach().cpu().double() for each in (actual, expected)
     )

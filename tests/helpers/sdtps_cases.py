@@ -6,8 +6,7 @@ from numeric import assert_close, generator, shift_seed
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
 PATH = (32, 32, 4, 32, 8, 32, 32, 6, 16, 16)
-"""Lengths on the way to the tokens, of the largest shape: norms, cosines, their sum and the MLP of the scores; norm and MLP of
-the aggregation; softmax and mean over the patches."""
+"""Lengths on the way to the tokens, of the largest shape: scores (norms, cosines, sum, MLP), aggregation, softmax, mean."""
 
 
 BACK = (*PATH, *PATH, 3 * 16)

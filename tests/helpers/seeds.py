@@ -1,7 +1,5 @@
 """Numeric tests with several seeds, as this processor is and as others compute: python tests/helpers/seeds.py [--json X.json]
-
-Prints a table: how many tests passed and failed, and the largest share of its tolerance that a comparison used.
-"""
+A table shows how many passed and failed, and the largest share of its tolerance that a comparison used."""
 
 import argparse
 import json

@@ -211,8 +211,7 @@ def slow(case, dense, images, steps, blocks, keep, score, merge=True, **settings
 
 
 def compare(case, score, blocks, keep, slow_score, images=None, **settings):
-    """Values and gradients of `slim` beside those of the slow version, whose score is `slow_score(model)`; → whether any
-    gradient reaches the weights of the score."""
+    """Values and gradients of `slim` and the slow version, by `slow_score(model)`; → whether a gradient reaches the score."""
     settings = case.settings | settings
     dense, model, steps = slim_both(case, blocks, keep, score, **settings)
     images = (case.draw() if images is None else images).requires_grad_()
@@ -262,8 +261,7 @@ class Block(nn.Module):
 
 
 class Tower(nn.Module):
-    """A code base's own Vision Transformer, of classes that no library has. `recompute`: none, or gradient checkpointing of the
-    stem, of every block, of segments of blocks, or of the whole."""
+    """A code base's own Vision Transformer. `recompute`: none, or checkpointing of the stem, blocks, segments or the whole."""
 
     def __init__(self, is_tuple=False, recompute="", dropout=0.0):
         super().__init__()

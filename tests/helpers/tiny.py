@@ -51,8 +51,7 @@ def make_replicas(model, count):
 
 
 def sums_of_a_block(width, heads, tokens):
-    """Lengths of the sums in a block (tests/helpers/numeric.py): norm, queries and keys, their products, softmax, means of the
-    values, projection, norm and both products of the MLP."""
+    """Lengths of the sums in a block (numeric.py): norm, queries, products, softmax, means, projection, norm and the MLP."""
     return width, width, width // heads, tokens, tokens, width, width, width, 4 * width
 
 
@@ -108,8 +107,7 @@ def random_images(seed, batch=4, size=SIZE):
 
 
 def exact(module, images=None):
-    """A copy of a model or module in float64, of a model all but its heads, which features reach in float32; with images these
-    too. SDTPS and the losses compute in float32 in any case."""
+    """A copy of a module in float64, of a model all but its heads, and of images; SDTPS and the losses stay in float32."""
     module = copy.deepcopy(module).double()
     if hasattr(module, "heads"):
         module.heads.float()
@@ -120,10 +118,8 @@ def exact(module, images=None):
 
 @torch.no_grad()
 def clear(draw, cases=(frozenset(),)):
-    """`draw(attempt)` → (model, images, cameras), of the first attempt in which SDTPS chooses no patch by roundings.
-
-    They change a score by as much more as the cosines of the patches lie closer together than from 0 to 1.
-    """
+    """`draw(attempt)` → (model, images, cameras), of the first attempt in which SDTPS chooses no patch by roundings, which
+    change a score by as much more as the cosines of the patches lie closer together than from 0 to 1."""
     for attempt in count():
         model, images, cameras = draw(attempt)
         needed, actual = 0.0, [torch.inf]
@@ -141,8 +137,7 @@ def clear(draw, cases=(frozenset(),)):
 
 @contextmanager
 def measure_amplification(module) -> Iterator[list[float]]:
-    """How many times as large each BatchNorm of a training forward inside makes roundings: the largest value over the least
-    deviation in the batch, which it is divided by."""
+    """How many times as large each BatchNorm of a training forward makes roundings: largest value over least deviation."""
     actual = []
 
     def measure(_, inputs):
@@ -178,11 +173,7 @@ def pairs(output):
 @contextmanager
 def margins():
     """By how much, in each selection of this block, the last score that is kept exceeds the first that is dropped, relative to
-    the largest absolute score of those that are selected from together: a list.
-
-    Between scores that differ by less than their roundings any of two patches may be chosen, and whatever follows differs by
-    more than roundings.
-    """
+    the largest absolute one: a list. Between scores that differ by roundings alone any of two patches may be chosen."""
     choices, best = [], sdtps.best
 
     def noting(score, keep):

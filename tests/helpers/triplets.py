@@ -1,9 +1,6 @@
 """What the tests of the data share: tiny data sets on disk in the exact layout of each that we read, in which no two images
-are alike, and ways to damage them.
-
-Every `write_<data set>(root)` writes under the DATASETS.ROOT_DIR `root` and returns what its reader must find there: samples
-by split. All hold the same: each identity of TRAIN and TEST, seen by every camera in every scene.
-"""
+are alike, and ways to damage them. Every `write_<data set>(root)` writes each identity of TRAIN and TEST, in all cameras and
+scenes, below `root`, and returns what its reader must find: samples by split."""
 
 import random
 import shlex
@@ -33,8 +30,7 @@ def config(root, *opts):
 
 
 def catch_message(call, *arguments):
-    """The sentence of the `UserError` that a call must raise. Not by pytest.raises, which keeps the error's frames, and so
-    the loading processes."""
+    """The sentence of the `UserError` that a call must raise. pytest.raises would keep frames, and so loading processes."""
     try:
         call(*arguments)
     except UserError as error:

@@ -57,8 +57,7 @@ LEAF = re.compile("(weight|bias)$")
 
 @pytest.fixture(scope="module")
 def both():
-    """The reference DeMo in float64 and ours with its weights, none of them at their start, without dropout; both with the
-    first of CLIP's blocks alone."""
+    """The reference DeMo in float64 and ours with its weights, not at their start, without dropout, with one of the blocks."""
     torch.manual_seed(shift_seed())
     reference = reference_demo.Demo(SIZE, CLASSES, CAMERAS, dropout=0.0)
     transformer = reference.BACKBONE.base.transformer

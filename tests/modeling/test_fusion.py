@@ -149,8 +149,7 @@ def test_equals_the_plain_version(shape, mode, dropout, same_dropout):
 
 
 def test_parameters_start_as_torchs_layers_do():
-    """The seven attentions and 28 experts each as one of torch's own, the queries as C^-0.5·normal: deviations to six standard
-    errors of normal numbers."""
+    """The seven attentions and 28 experts as torch's own, the queries as C^-0.5·normal: deviations to six standard errors."""
     torch.manual_seed(shift_seed())
     plain, hdm, atmoe = Fusion(256, 4), HDM(256), ATMoE(256, 4)
     ours = {f"hdm.{name}": tensor for name, tensor in hdm.state_dict().items()}

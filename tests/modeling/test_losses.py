@@ -187,8 +187,7 @@ def test_center(seed):
     ids=["as by default", "with a margin, not smoothed"],
 )
 def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, margin):
-    """The triplet loss needs the batches of identities; of the loss of scores, a number of each process,
-    the mean is added as it is."""
+    """The triplet loss needs the batches of identities; the loss of scores, a number of each process, is a mean."""
     weights = "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
     kinds = f"MODEL.METRIC_LOSS_TYPE {kind} DATALOADER.SAMPLER {sampler}"
     cfg = tiny_cfg(*opts.split(), *kinds.split(), *weights.split())

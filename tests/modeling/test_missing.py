@@ -48,11 +48,8 @@ def with_zeros(images, missing):
 )
 @torch.no_grad()
 def test_all_cases_equal_each_alone(opts, is_guided):
-    """Whatever the cases beside it, and two cameras only in the batch.
-
-    Where the missing modalities guide the choice of patches, a case is what the complete model answers to images of zeros;
-    where they do not, only what is made without that choice.
-    """
+    """Whatever the cases beside it, and two cameras only in the batch. Where the missing modalities guide the choice of
+    patches, a case is what the complete model answers to images of zeros; else what is made without that choice."""
     cameras = torch.tensor([3, 1])
     model, images, _ = clear(
         lambda attempt: (

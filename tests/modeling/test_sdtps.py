@@ -24,8 +24,7 @@ SHAPES = [
 
 
 def draw_noises(seed, batch, patches, dtype=torch.float32):
-    """The noise that a training forward draws after `torch.manual_seed(shift_seed(seed))`: -log of exponentials, modality by
-    modality."""
+    """The noise of a training forward after `torch.manual_seed(shift_seed(seed))`, by modality: -log of exponentials."""
     torch.manual_seed(shift_seed(seed))
     return [-torch.empty(batch, patches, dtype=dtype).exponential_().log() for _ in range(3)]
 
@@ -146,8 +145,7 @@ def test_values_and_gradients_with_gumbel(shape, select, missing):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @TAUS
 def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
-    """To the last bit, in half precision too, under autocast and with the weights and tokens in that type; and gradients
-    stay finite there."""
+    """To the last bit, also under autocast and with weights and tokens in half precision; gradients stay finite there."""
     plain, gumbel = (
         build(11, 16, 20, 0.5, 0.4, 0.25, use_gumbel, tau) for use_gumbel in (False, True)
     )
@@ -174,10 +172,8 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
 
 
 def test_selection_is_sampling_without_replacement():
-    """The patches come one after the other with chances as exp(score) among those left (Plackett and Luce).
-
-    A count of n draws has the standard deviation √(n p (1 - p)); six of them leave one false alarm in 500 million.
-    """
+    """The patches come one after the other with chances as exp(score) among those left (Plackett and Luce), within six standard
+    deviations √(n p (1 - p)) of a count of n draws: one false alarm in 500 million."""
     draws, patches, keep = 100_000, 5, 2
     module = build(64, patches, 20, 0.4, 0.5, 0.45, True, select=True)
     tokens, global_feats = draw(65, 1, patches, 20)

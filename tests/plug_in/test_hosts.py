@@ -1,9 +1,5 @@
-"""The plug-in on checkouts of other code bases: HOSTS=<folder of checkouts> make test-hosts
-
-Each is a folder HOSTS/<name of hosts.HOSTS>; their packages (einops, ftfy, pandas, PyWavelets, regex, scikit-learn,
-seaborn) may be on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there; rows of hosts
-that were not measured stay.
-"""
+"""The plug-in on checkouts of other code bases, HOSTS/<name of hosts.HOSTS>: HOSTS=<folder> make test-hosts. Packages (einops,
+ftfy, pandas, PyWavelets, regex, scikit-learn, seaborn) may be on PYTHONPATH; HOSTS_JSON=docs/hosts.json writes the figures."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""demo_sdtps.patch on miniatures of the code bases that it knows (reference/hosts.py): what their descriptions say.
-
-What slimming computes from there is tested in tests/vit_slim.
-"""
+"""demo_sdtps.patch on miniatures of the code bases that it knows (reference/hosts.py): what their descriptions say."""
 
 import copy
 from itertools import count
@@ -146,8 +143,7 @@ def best_places(scores, count):
     ],
 )
 def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training, is_shared):
-    """The same places for all; those that miss have no vote. In training the
-    host's own loss reaches every tower."""
+    """The same places for all; those that miss have no vote. In training the host's loss reaches every tower."""
     model = slim(name, miss, SLIM_SHARED=is_shared)
     batch = clear_inputs(name, model, training)
     kept, output = watch(model), outputs(model, batch, training)

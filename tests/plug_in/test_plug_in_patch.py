@@ -27,8 +27,7 @@ ADDED = {"sdtps", "bottleneck_sdtps", "classifier_sdtps"}
 NAMES = ("RGB", "NI", "TI")
 WIDTH, CLASSES, CAMERAS, SIZE = 64, 5, 4, [64, 32]
 SDTPS_PATH = (WIDTH, WIDTH, WIDTH // 4, 40, WIDTH, WIDTH, WIDTH // 5, 40, 40)
-"""Lengths of the sums (numeric.py) in SDTPS of up to 40 patches: norms, cosines, scores and the softmax of those dropped;
-norm, MLP, softmax and means of those kept."""
+"""Lengths of the sums (numeric.py) in SDTPS of up to 40 patches: norms, cosines, scores, softmax; norm, MLP, softmax, means."""
 PATH = (
     3 * 16 * 16,
     *4 * BLOCK,

@@ -1,5 +1,4 @@
-"""The pages of the root and of docs/ (links, headings and commands refer to what exists; tables are those of the data), their
-site, the notebook, and what each part imports."""
+"""The pages of the root and of docs/ (links, headings, commands, tables), their site, the notebook, and imports of parts."""
 
 import os
 import re

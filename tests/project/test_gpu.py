@@ -1,7 +1,5 @@
-"""What a GPU computes as a CPU does, and what only a GPU shows: pytest -o addopts='' -m gpu (docs/performance.md).
-
-The golden cases run there too (tests/conftest.py). GPU_TEST_DEVICE=cpu checks these functions where there is no GPU.
-"""
+"""What a GPU computes as a CPU does, and what only a GPU shows: pytest -o addopts='' -m gpu (docs/performance.md); the golden
+cases run too (tests/conftest.py). GPU_TEST_DEVICE=cpu checks these functions where there is no GPU."""
 
 import shlex
 import shutil

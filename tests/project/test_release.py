@@ -100,8 +100,7 @@ def test_the_archives_hold_the_package_alone(checkout):
 
 @pytest.mark.slow
 def test_a_wheel_runs_in_an_environment_of_its_own(checkout, tiny_root, tmp_path):
-    """Without a download: a .pth file names the folder of the packages installed here as one of the new environment's, in which
-    no .pth file is read, and so no editable installation."""
+    """Without a download: a .pth file adds the packages installed here, but for editable ones, to the new environment."""
     wheels = sorted((checkout / "dist").glob("*.whl"))  # also that of vit_slim
     environment, place = tmp_path / "environment", tmp_path / "place"
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)

@@ -1,7 +1,4 @@
-"""What an evaluation says beyond its means (docs/getting_started.md), one query and one gallery sample at a time.
-
-Distances are a list per query; identities, cameras and keys (cameras or scenes) are lists.
-"""
+"""What an evaluation says beyond its means (docs/getting_started.md), one query and one gallery sample at a time, as lists."""
 
 
 def ranking(row, identity, key, gallery_ids, gallery_keys):

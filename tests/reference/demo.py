@@ -1,8 +1,5 @@
-"""DeMo with CLIP's backbone, without optimisations, under DeMo's parameter names (docs/method.md).
-
-One backbone pass per modality, torch's multi-head attention, all attentions of HDM in full, a loop over the experts, one
-forward per return pattern, one optimiser group per parameter.
-"""
+"""DeMo with CLIP's backbone, without optimisations, under DeMo's parameter names (docs/method.md): one backbone pass per
+modality, torch's attention, HDM in full, a loop over experts, a forward per return pattern, a group per parameter."""
 
 import torch
 from torch import nn

@@ -1,7 +1,4 @@
-"""Ranking and re-ranking in NumPy by whole matrices and a loop over the samples, as in published code such as DeMo's.
-
-All distances are computed at once and every row is sorted; then one query is evaluated after the other.
-"""
+"""Ranking and re-ranking in NumPy by whole matrices, sorted rows and a loop over queries, as in code such as DeMo's."""
 
 import numpy as np
 

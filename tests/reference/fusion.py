@@ -20,10 +20,8 @@ class QuickGELU(nn.Module):
 
 
 class Fusion(nn.Module):
-    """HDM: seven learned queries, each with its own attention; with `heads` also ATMoE on their features.
-
-    Patches {modality: (B, N, C)} and global features {modality: (B, C)} → (B, 7C).
-    """
+    """HDM: seven learned queries, each with its own attention; with `heads` also ATMoE on their features. Patches {modality:
+    (B, N, C)} and global features {modality: (B, C)} → (B, 7C)."""
 
     def __init__(self, width, heads=None, dropout=0.1):
         super().__init__()

@@ -13,10 +13,7 @@ def evaluate(
     gallery_places,
     max_rank=50,
 ):
-    """Features are lists of lists of numbers, identities and places (cameras or scenes) lists: → (cmc, mAP, mINP).
-
-    None each where no query has a match.
-    """
+    """Lists of features, identities and places (cameras or scenes) → (cmc, mAP, mINP), None each without any match."""
     distances = [
         [squared_distance(one, other) for other in gallery_features] for one in query_features
     ]

@@ -1,5 +1,4 @@
-"""ToMe and EViT in a block of timm, one image, one head and one token at a time, as their papers describe them
-(studies/baselines.py)."""
+"""ToMe and EViT in a block of timm, an image, a head and a token at a time, as in their papers (studies/baselines.py)."""
 
 from math import ceil
 
@@ -7,8 +6,7 @@ import torch
 
 
 def attend(block, values, sizes):
-    """Tokens (L, C) that stand for `sizes` patches → after the attention (L, C), and by head the keys (L, D) and the weights
-    (L, L)."""
+    """Tokens (L, C) for `sizes` patches → after the attention (L, C), and by head keys (L, D) and weights (L, L)."""
     attention, normed = block.attn, block.norm1(values)
     heads, width = attention.num_heads, values.shape[1] // attention.num_heads
     queries, keys, contents = attention.qkv(normed).chunk(3, dim=1)

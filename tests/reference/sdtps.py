@@ -21,13 +21,10 @@ def sdtps(
     missing=(),
     nudges=None,
 ):
-    """Slimmed tokens [(B, N_c + 1, C)] and decision masks [(B, N)] of the three modalities.
-
-    weights: the state dict; tokens [(B, N, C)] and globals_ [(B, C)] in the order RGB, NI, TI. `noises` [(B, N)] is the
-    Gumbel noise of a training forward, None where there is none; with `select` the patches are chosen by it as well. The
-    places in `missing` are those of the modalities that guide no other. `nudges` [(B, N)] are added to the values that choose:
-    they decide between those that are equal but for roundings.
-    """
+    """Slimmed tokens [(B, N_c + 1, C)] and decision masks [(B, N)] of the three modalities, by the state dict `weights`, tokens
+    [(B, N, C)] and globals_ [(B, C)] in the order RGB, NI, TI. `noises` [(B, N)] is the Gumbel noise of a training forward, if
+    any; with `select` patches are chosen by it as well. The places in `missing` are those of the modalities that guide no
+    other. `nudges` [(B, N)] are added to the values that choose, to decide between those that are equal but for roundings."""
     slimmed, masks = [], []
     for index, name in enumerate(STATE_NAMES):
         branch_weights, patches = modality_weights(weights, name), tokens[index]
@@ -66,10 +63,8 @@ def modality_weights(weights, name):
 
 
 def score_patches(weights, patches, index, guides, beta, missing):
-    """The scores of one sample's patches (N, C) of the modality at place `index`, guided by the globals [(C,)].
-
-    The own global counts twice, the others once or, if missing, not at all; together they count as four.
-    """
+    """The scores of one sample's patches (N, C) of the modality at place `index`, guided by the globals [(C,)]: its own counts
+    twice, the others once or, if missing, not at all; together they count as four."""
     counts = [2 if i == index else int(i not in missing) for i in range(len(guides))]
     with torch.no_grad():
         similarities = [min_max([cosine(patch, guide) for patch in patches]) for guide in guides]
@@ -121,8 +116,7 @@ def softmax(values):
 
 
 def plackett_luce(scores, keep):
-    """{choice, in its order: probability} where one patch after the other is drawn, without replacement and with a chance
-    proportional to exp(score) among those that are left."""
+    """{choice, in its order: probability} of patches drawn one by one, by chances proportional to exp(score) of those left."""
     chances = {}
     for choice in permutations(range(len(scores)), keep):
         left = [math.exp(score) for score in scores]

@@ -41,12 +41,9 @@ def run(
     merge=True,
     nudge=lambda call, row, index, place: 0.0,
 ):
-    """`forward(model)` of a dense model, where slimmed tokens take the place of those after the last block at `path`.
-
-    `stages` {index: (share, score)}, `score(call, row, index, layer, images)` one number for each patch of `images[row]` in the
-    `call`-th call of the blocks, before block `index`, which is `layer`. `nudge`s are added where the best are chosen: they
-    decide between scores that are equal but for roundings.
-    """
+    """`forward(model)` of a dense model, where slimmed tokens take the place of those after the last block at `path`. `stages`
+    {index: (share, score)}, `score(call, row, index, layer, images)` one number for each patch of `images[row]` in the
+    `call`-th call of the blocks, before block `index`, which is `layer`. `nudge`s decide where roundings would."""
     blocks, calls = list(model.get_submodule(path)), defaultdict(list)
     swap = (lambda rows: rows.transpose(0, 1)) if tokens_first else (lambda rows: rows)
 

@@ -31,10 +31,8 @@ QUERIES, LISTED = 32, 25
 
 @pytest.fixture(scope="module")
 def analysed_run(tiny_root, tmp_path_factory):
-    """A page of a model with slimming and SDTPS, bounded, and the numbers of demo-sdtps analyse: → (file, numbers, cfg).
-
-    The names of the run, of a folder on the way to the data and of an image are hostile.
-    """
+    """A page of a model with slimming and SDTPS, bounded, and the numbers of demo-sdtps analyse: → (file, numbers, cfg). Names
+    of the run, of a folder of the data and of an image are hostile."""
     folder = tmp_path_factory.mktemp("page")
     root = shutil.copytree(
         tiny_root, folder / "a<" / "script><script>document.title='x'</script>" / "data"

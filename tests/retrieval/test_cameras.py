@@ -20,8 +20,7 @@ OTHER = "roof"
 
 @pytest.fixture
 def place(files, tmp_path, monkeypatch):
-    """The current folder: `photos` of five triplets, whose names have the cameras, but for one of a camera of no training and
-    one without a name; a `table.csv` of the same; a `query` in RGB and NI."""
+    """The current folder: `photos` of five triplets, named by cameras, one unknown and one none; a `table.csv`; a `query`."""
     monkeypatch.chdir(tmp_path)
     cameras = [*map(str, np.add(file_cameras(files), 1)), OTHER][1:]
     names = [f"{n}_{'day' if n % 2 else ''}_cam{camera}" for n, camera in enumerate(cameras)]

@@ -1,6 +1,8 @@
 """MODEL.PRETRAIN_PATH_T hub, the default of the real configurations, as a run meets it: with a cache, and without a network."""
 
 import shlex
+import socket
+import threading
 
 import huggingface_hub
 import numpy as np
@@ -29,6 +31,20 @@ def test_without_a_network_nothing_is_written(refusal, tiny_root, tmp_path):
     words = ("--config_file", REAL, "DATASETS.ROOT_DIR", tmp_path, "OUTPUT_DIR", tmp_path / "run")
     assert "The data set RGBNT201 is not at" in refusal(train_net.main, *words)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(refusal, tiny_root, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place, hub = f"http://127.0.0.1:{server.getsockname()[1]}", huggingface_hub.constants
+        monkeypatch.setattr(hub, "ENDPOINT", place)
+        monkeypatch.setattr(hub, "HUGGINGFACE_CO_URL_TEMPLATE", place + "/{repo_id}")
+        monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+        asked = []
+        answer = lambda: [asked.append(server.accept()[0].close()) for _ in range(9)]  # noqa: E731
+        threading.Thread(target=answer, daemon=True).start()
+        words = cli_args_for(tiny_root, *HUB, "OUTPUT_DIR", tmp_path / "run")
+        assert "timm could not download test_vit" in refusal(train_net.main, *words)
+    assert len(asked) == 1 and hub.HF_HUB_OFFLINE is False
 
 
 def test_what_needs_no_pretrained_weights_does_not_ask_for_them(command):

@@ -15,6 +15,7 @@ from commands import (
     copy,
     read_rows,
 )
+from PIL import Image
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -76,6 +77,16 @@ def test_a_condition_leaves_some_of_the_gallery(run_search):
     assert [row[::2] for row in actual] == [row[::2] for row in expected] and len(actual) == 6
     code, _, stderr = run_search("--index", "kept", "--where", "camera = 1")
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+    words = ("--index", "kept", "--pattern", r"photo (?P<camera>[24])", "--where", "camera <> 2")
+    code, stdout, _ = run_search(*words)
+    assert code == 0 and "Left out by --where: 3 triplets, which lack a label" in stdout
+    assert "photo 4" in stdout and "photo 2" not in stdout and "photo 1" not in stdout
+
+
+def test_further_pages_of_a_tiff_are_counted(run_search, place, caplog):
+    page = Image.new("L", (16, 32))
+    page.save(place / "gallery" / "RGB" / "x.tif", save_all=True, append_images=[page, page])
+    assert run_search()[0] == 0 and "2 pages of TIFF files after the first" in caplog.text
 
 
 def test_a_query_without_a_modality_in_common_has_no_hit(run_search, place, files):

@@ -1,5 +1,4 @@
-"""Copies from a GPU that do not make the CPU wait, and which functions a GPU records as CUDA graphs (runtime/gpu.py);
-tests/project/test_gpu.py asks a real GPU."""
+"""Copies from a GPU that do not make the CPU wait, and what is recorded as CUDA graphs; test_gpu.py asks a real GPU."""
 
 import pytest
 import torch

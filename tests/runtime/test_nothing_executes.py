@@ -1,7 +1,4 @@
-"""Files from elsewhere run no code: traps that make a folder when something runs them.
-
-Each trap is first shown to work where it is loaded without restriction.
-"""
+"""Files from elsewhere run no code: traps that make a folder when run, as each does where it is loaded without restriction."""
 
 import json
 import os

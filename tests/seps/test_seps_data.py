@@ -1,5 +1,4 @@
-"""The data of image-text matching: files and mistakes in them, crops, and batches of captions with their images. What
-these share with batches of triplets: tests/datasets/test_loaders.py."""
+"""The data of image-text matching: files and mistakes in them, crops, and batches of captions (see also test_loaders.py)."""
 
 import json
 import random

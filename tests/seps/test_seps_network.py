@@ -32,8 +32,7 @@ def build_case(case):
 
 
 def make_inputs(case):
-    """Image tokens, captions, lengths and, where the case has them, long captions and their lengths; those tokens have
-    gradients."""
+    """Image tokens, captions, lengths and, if any, long captions and their lengths; the tokens have gradients."""
     return [
         tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor
         for tensor in (case.arrays[name] for name in INPUTS if name in case.arrays)
@@ -130,8 +129,7 @@ def test_number_of_parameters(sizes, options, count):
 
 WIDTH, PATCHES, IMAGES = 20, 9, 3
 SUMS = (WIDTH, WIDTH, PATCHES, WIDTH, WIDTH // 5, PATCHES, PATCHES, WIDTH, WIDTH, 10, 5, 10)
-"""Lengths of the sums from tokens to a similarity: cosines, MLPs, softmax and means of the patches, cosines with words, their
-mean and the MLP of the largest."""
+"""Lengths of the sums from tokens to a similarity: cosines, MLPs, softmax, means, cosines with words, mean and MLP."""
 LENGTHS, LONG_LENGTHS = (7, 1, 3, 4), (2, 10, 5, 6)
 """Of captions of 7 and long captions of 10 words, padding included; some are shorter than HRPA's five best."""
 VERSIONS = {

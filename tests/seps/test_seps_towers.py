@@ -26,8 +26,7 @@ BLOCKS = [depth * (width, width, 32, 49, 49, *3 * (width,), 4 * width) for depth
 SWIN_PATH = (3 * 2 * 2, *chain(*BLOCKS), *2 * (4 * 96, 4 * 192, 4 * 384), 768, 768)
 """… and of the Swin Transformer: blocks with windows of up to 49 tokens, merging with its norm, norm and projection."""
 BERT_PATH = (16, 16, 16, 8, 9, 9, 16, 16, 16, 32, 16, 16)
-"""… and of the BERT below: embedding's norm; queries, products, softmax and means of up to 9 words, projection; norm, MLP,
-norm; projection of the tower."""
+"""… and of BERT below: norm; queries, products, softmax, means of up to 9 words, projection; norm, MLP, norm; projection."""
 
 
 @pytest.fixture

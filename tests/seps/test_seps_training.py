@@ -27,8 +27,7 @@ FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.
 
 
 def assert_similar(actual, expected, margins):
-    """Similarities of two computations differ by roundings, but for as many pairs as have patches whose choice is not clear,
-    by the `margins` of one."""
+    """Similarities of two computations differ by roundings, but for pairs whose choice of patches is unclear (`margins`)."""
     allowed = tolerance(*PATH, *PATH)
     differ = (actual.double() - expected.double()).abs() > allowed * float(expected.abs().max())
     assert differ.sum() <= sum(margin <= allowed for margin in margins)

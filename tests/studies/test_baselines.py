@@ -124,10 +124,7 @@ def test_at_ratio_one_the_model_is_that_of_timm(name):
 )
 def test_a_merged_token_weighs_as_much_as_its_patches(precision, limit):
     """A token of size 8 in attention and eight equal tokens of size 1 give the same other tokens, also in blocks that merge
-    nothing.
-
-    In bfloat16 three blocks round about ten times each, on both ways; the norm of many such errors is √60 units.
-    """
+    nothing. In bfloat16 three blocks round about ten times each, on both ways; the norm of many such errors is √60 units."""
     backbone = tiny_model(seed=12).eval().backbone
     backbone.precision = precision
     values = torch.randn(2, 6, 64, generator=generator(13))

@@ -1,5 +1,4 @@
-"""python -m studies.run: a study file, its variants, their runs, each of which is made once, the table of the result, and
-the choice of learning rates."""
+"""python -m studies.run: a study file, variants, runs, each made once, the table of the result, the learning rates."""
 
 import json
 import random

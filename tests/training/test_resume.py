@@ -1,5 +1,4 @@
-"""A run that is interrupted continues at the end of its last epoch as if nothing had happened (training/run.py), and says why
-where it cannot."""
+"""A run that is interrupted continues after its last epoch as if nothing had happened, or says why it cannot."""
 
 import json
 import os

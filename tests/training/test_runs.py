@@ -166,7 +166,9 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(tiny_root, tmp_path):
 def test_a_run_records_what_it_was_made_with(run_folder):
     record = json.loads((run_folder / "run.json").read_text())
     assert record["status"] == "finished" and record["seconds"] > 0 and "error" not in record
-    assert record["seed"] == 1111 and record["commit"] == commit(ROOT)["commit"]
+    assert (record["seed"], record["start"]) == (1111, "") and record["commit"] == commit(ROOT)[
+        "commit"
+    ]
     versions = record["versions"]
     assert versions["python"] == platform.python_version()
     for package in (torch, timm):

@@ -222,8 +222,7 @@ def test_half_precision_runs_and_is_near(name, score):
     ],
 )
 def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, backend):
-    """In evaluation and in training, again with another batch, and after the dense model was compiled and run; `unslim` and
-    compile again gives the dense output."""
+    """In evaluation and training, with another batch, after the dense model; `unslim` and compile gives the dense output."""
     case = CASES[name]
     dense, model, _ = slim_both(case, *STAGES, score)
     plain, images = copy.deepcopy(model), case.draw()

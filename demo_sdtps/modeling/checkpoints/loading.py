@@ -57,13 +57,8 @@ def save_checkpoint(
     path: Path, cfg: CfgNode, model: nn.Module, epoch: int, state: Mapping[str, object] = {}
 ) -> None:
     """Write a model's weights, and `state` beside them, by `save_whole`."""
-    content = {
-        "model": model.state_dict(),
-        "dataset": cfg.DATASETS.NAMES,
-        "epoch": epoch,
-        "config": cfg.dump(),
-    }
-    save_whole({**content, **state}, path)
+    content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch}
+    save_whole({**content, "config": cfg.dump(), **state}, path)
 
 
 def save_whole(content: Mapping, path: Path) -> None:
@@ -159,8 +154,7 @@ def _load(name: str | Path) -> tuple[Path, Mapping[str, Any]]:
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's weights into `model`. Those of a score of patches are left out, with a warning, where the model's has
-    none."""
+    """Load a checkpoint's weights into `model`, without those of a score of patches that it has not, with a warning."""
     is_scored = any(name.startswith(SLIMMING) for name in model.state_dict())
     is_score = lambda name: not is_scored and name.startswith(SLIMMING)  # noqa: E731
     _, left_out = fill_model(model, checkpoint.model, checkpoint.path, is_score)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import timm
 import torch
+from huggingface_hub import constants, utils
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
@@ -75,18 +76,15 @@ def load_tower(
         if key in expected and tensor.shape == expected[key].shape
     }
     # Most names and shapes of Vision Transformers are alike; these two tell CLIP's, and other sizes of patches.
-    shapes = [
-        [getattr(each.get(key), "shape", None) for each in (weights, expected)]
-        for key in ("norm_pre.weight", "patch_embed.proj.weight")
-    ]
-    if not fitting or any(theirs != ours for theirs, ours in shapes):
+    telling = {"norm_pre.weight", "patch_embed.proj.weight"}
+    if not fitting or telling & {*weights, *expected} - {*fitting}:
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name} (it holds {first}, …); give weights of "
             f"this backbone, {OTHERS}, or set MODEL.TRANSFORMER_TYPE to theirs."
         )
     model.load_state_dict(fitting, strict=False)
     report = f"pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded"
-    left = sorted(expected.keys() - fitting.keys())
+    left = sorted({*expected} - {*fitting})
     return f"WARNING: incomplete {report}, not {', '.join(left)}" if left else report
 
 
@@ -98,9 +96,10 @@ def _timm_names(weights: Weights, expected: Weights) -> Weights:
         theirs = {rename(name, tower): tensor for name, tensor in weights.items()}
         weights = backbone_weights(from_demo(theirs))
     # timm calls the last norm fc_norm in models that average the tokens.
-    for name in [name for name in weights if name.startswith("fc_norm.") and name not in expected]:
-        weights[name.replace("fc_norm.", "norm.")] = weights.pop(name)
-    return weights
+    last = [("fc_norm.", "norm.")]
+    return {
+        name if name in expected else rename(name, last): tensor for name, tensor in weights.items()
+    }
 
 
 def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int = 1) -> torch.Tensor:
@@ -114,8 +113,9 @@ def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int =
 def read_source(transformer_type: str, source: str) -> Weights:
     """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else of a safetensors file, a state dict (possibly under
     a `CONTAINERS` key) or, for CLIP, a TorchScript archive."""
+    tag = HUB_TAGS.get(transformer_type, transformer_type)
     if source == HUB:
-        return _from_hub(transformer_type)
+        return _from_hub(tag)
     path = Path(source)
     if not path.is_file():
         raise UserError(
@@ -124,7 +124,7 @@ def read_source(transformer_type: str, source: str) -> Weights:
     with suppress(ValueError):
         return named_tensors(load_file(path))
     # An archive is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
-    if CLIP in transformer_type or transformer_type == CLIP_BACKBONE:
+    if CLIP in tag:
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript's deprecation does not concern the user
             return named_tensors(torch.jit.load(path, map_location="cpu").state_dict())
@@ -134,15 +134,20 @@ def read_source(transformer_type: str, source: str) -> Weights:
     )
 
 
-def _from_hub(transformer_type: str) -> Weights:
-    """The weights that timm downloads, or finds in the cache of the Hugging Face hub."""
-    tag = HUB_TAGS.get(transformer_type, transformer_type)
+def _from_hub(tag: str) -> Weights:
+    """The weights that timm downloads, or finds in the cache of the Hugging Face hub. A hub that does not answer in three
+    seconds is not asked again, as its client does for a minute."""
+    was_offline = constants.HF_HUB_OFFLINE
+    try:
+        utils.get_session().head(constants.ENDPOINT, timeout=3)
+    except Exception:  # the client raises many types
+        constants.HF_HUB_OFFLINE = True
     try:
         return timm.create_model(tag, pretrained=True).state_dict()
-    except (
-        Exception
-    ) as error:  # timm raises RuntimeError where there are none, the hub's client many types
+    except Exception as error:  # timm raises RuntimeError where there are none
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}): no weights of it are "
             f"published, or the network fails; give the path of a file, or 'none' for random ones; {SCRATCH}."
         ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = was_offline
