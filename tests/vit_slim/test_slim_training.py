@@ -155,9 +155,10 @@ def test_tokens_that_checkpointing_knows_are_tensors_for_everybody_else(tmp_path
 @pytest.mark.parametrize("way", ["image by image", "stacked"])
 def test_the_loss_is_the_mean_over_images_and_stages(way):
     _, model, _ = slim_both(host_case(way, shared=False), *STAGES, Learned)
-    losses = []
+    call_host(model.train(), host_case().draw(6, seed=1))
+    losses = []  # of the next forward alone
     model.slimming.register_forward_hook(lambda module, args, step: losses.append(step.loss))
-    call_host(model.train(), host_case().draw(6))
+    call_host(model, host_case().draw(6))
     loss = demo_sdtps.slim_loss(model)
     assert len(losses) == (2 if way == "stacked" else 6)
     assert_close(loss, sum(losses) / len(losses), len(losses))
@@ -166,12 +167,15 @@ def test_the_loss_is_the_mean_over_images_and_stages(way):
 
 
 def test_a_forward_without_a_loss_is_told():
-    """In evaluation, by a score that does not learn, and without a gradient, which reentrant checkpointing computes later."""
-    _, model, _ = slim_both(host_case(), *STAGES, Learned)
-    images = host_case().draw(6)
-    call_host(model.eval(), images)
+    """In evaluation, the mode in which the model is slimmed, by a score that does not learn, and without a gradient, which
+    reentrant checkpointing computes later."""
+    (dense, model, _), images = slim_both(host_case(), *STAGES, Learned), host_case().draw(6)
+    call_host(model, images)
     with pytest.raises(UserError, match="no loss of a score"):
         demo_sdtps.slim_loss(model)
+    demo_sdtps.slim(dense.train(), *STAGES, Learned(WIDTH).eval(), blocks_at="tower.blocks")
+    call_host(dense, images)
+    assert demo_sdtps.slim_loss(dense).requires_grad
     _, other, _ = slim_both(host_case(), *STAGES)
     call_host(other.train(), images)
     with pytest.raises(UserError, match="no loss of a score"):
