@@ -101,10 +101,12 @@ def gather_rows(values: torch.Tensor, state: State, dim: int, row: torch.Tensor)
     before them as many others as there are → those of `state`, and E times `row`, of length 1 along it."""
     assert state.positions is not None
     prefix = torch.arange(values.shape[dim] - prod(state.grid), device=values.device)
-    rows = prefix.expand(len(state.positions), -1), state.positions + len(prefix)
+    rows = prefix.expand(state.positions.shape[0], -1), state.positions + len(prefix)
     index = F.pad(torch.cat(rows, dim=1), (0, state.extra), value=values.shape[dim])
     values = torch.cat([values, row], dim=dim)
-    values = values.reshape(*[1] * (4 - values.ndim), *values.shape).expand(len(index), -1, -1, -1)
+    values = values.reshape(*[1] * (4 - values.ndim), *values.shape).expand(
+        index.shape[0], -1, -1, -1
+    )
     shape = list(values.shape)
     shape[dim] = index.shape[1]
     index = index[:, None, :, None] if dim == -2 else index[:, None, None, :]

@@ -34,11 +34,6 @@ def short_features(generator, *shape, **copies):
     return (64 * random_features(generator, *shape, **copies)).round() / 64
 
 
-def make_side(queries):
-    """Complete triplets."""
-    return torch.from_numpy(queries), np.ones((len(queries), 3), bool)
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(nearest, "PRODUCT_ELEMENTS", 7 * 8)

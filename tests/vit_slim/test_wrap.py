@@ -1,7 +1,6 @@
 """How wrapped blocks follow images through a model: several images, masks, copies, errors, containers, hooks of others."""
 
 import copy
-import io
 import pickle
 import weakref
 from collections import UserDict
@@ -200,14 +199,8 @@ def test_after_an_error_the_next_forward_begins_anew(error):
 # Copies, containers, other ways to call a model
 
 
-def saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-
-
 @pytest.mark.parametrize(
-    "copy_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved]
+    "copy_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
 )
 def test_copies_compute_by_their_own_weights(copy_of):
     """Also one between a forward and its backward pass, which has no loss of that forward; its graph cannot be copied."""
