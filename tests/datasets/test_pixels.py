@@ -268,15 +268,12 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
     assert actual.dtype == np.uint8 and np.array_equal(actual, expected)
 
 
-def postscript(path):
+def test_postscript_is_refused_for_which_pillow_would_run_ghostscript(tmp_path):
+    path = tmp_path / "image.jpg"
     path.write_text(
         "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(executed) (w) file\n%%EOF\n"
     )
-
-
-def test_postscript_is_refused_for_which_pillow_would_run_ghostscript(tmp_path):
-    postscript(tmp_path / "image.jpg")
-    assert "cannot identify" in catch_message(decode, str(tmp_path / "image.jpg"), "", None)
+    assert "cannot identify" in catch_message(decode, str(path), "", None)
 
 
 CELSIUS = Range(27315, 31315)

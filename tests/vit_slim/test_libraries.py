@@ -34,14 +34,6 @@ class Called(nn.Module):
         return self.call(self.model, images)
 
 
-def run_alone(case, dense, model):
-    """Each image of a batch; open_clip's output has a text after them."""
-    images = case.draw(3)
-    together = case.call(model, images)[:3]
-    for image, expected in zip(images.split(1), together, strict=True):
-        assert_close(case.call(model, image)[0], expected, *PATH)
-
-
 def change(act, case, dense, model):
     """A change after `slim` gives the same as one before it."""
     act(model)
@@ -111,7 +103,6 @@ def refuse(to_graph, case, dense, model):
 
 
 CHECKS = {
-    "batch": (run_alone, ALL),
     "save and load": (save_and_load, ALL),
     "other patches": (replace_patches, ALL),
     "another classifier": (partial(change, lambda model: model.reset_classifier(7)), TIMM),
@@ -124,7 +115,8 @@ CHECKS = {
     "torch.jit.script": (partial(refuse, torch.jit.script), ALL),
     "torch.fx": (partial(refuse, torch.fx.symbolic_trace), ALL),
 }
-"""What is checked, and in which models; the libraries' distributions leave their own tests out."""
+"""What is checked, and in which models. tests/vit_slim/test_slim.py has their forwards and backwards, image by image; the
+libraries' distributions leave their own tests out."""
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from slim_models import Tower, timm_model, torchvision_model, transformers_model
+from slim_models import Tower, timm_model, transformers_model
 from torch import nn
 from torchvision.models.vision_transformer import ConvStemConfig
 
@@ -84,12 +84,6 @@ def test_the_last_block_of_transreid_with_jpm_belongs_to_its_head():
     model = timm_model("test_vit")
     model.local_feature = True
     assert_refuses(model, "blocks is [2]", (2,), (0.5,))
-
-
-def test_a_score_without_attention_needs_no_class_token():
-    model = timm_model("test_vit", class_token=False, global_pool="avg")
-    slimmed = demo_sdtps.slim(model, (1,), (0.5,))
-    assert slimmed.forward_features(torch.randn(1, 3, 64, 32)).shape == (1, 4, 32)
 
 
 def test_a_model_that_is_slimmed():
@@ -190,14 +184,3 @@ def test_what_the_first_forward_shows(build, word, side, settings):
             model.train()(torch.randn(2, 3, *side))
         assert word in str(error.value) and "\n" not in str(error.value)
     demo_sdtps.unslim(model).train()(torch.randn(2, 3, *side))
-
-
-def test_a_tower_is_found_wherever_it_is():
-    model = nn.Sequential(nn.Identity(), nn.ModuleDict({"body": torchvision_model()}))
-    assert demo_sdtps.slim(model, (1,), (0.5,)).slimming.blocks == (1,)
-    counts = []
-    model[1].body.encoder.layers[1].register_forward_hook(
-        lambda block, args, output: counts.append(output.shape[1])
-    )
-    model[1].body(torch.randn(1, 3, 64, 64))
-    assert counts == [1 + 8 + 1]

@@ -126,24 +126,21 @@ def test_blocks_that_return_more(settings):
     compare(case, "saliency", *STAGES, by_saliency(case))
 
 
-@pytest.mark.parametrize("kind", ["added", "boolean", "4-D"])
-def test_masks_between_all_tokens(kind):
-    length = 1 + PATCHES
+@pytest.mark.parametrize("kind", ["added", "boolean", "4-D", "of the patches"])
+def test_masks(kind):
+    """Between all tokens, and of the patches, as STMI gives its blocks."""
+    import_module("demo_sdtps.plug_in.slim")
+    length, name = 1 + PATCHES, "attn_mask"
     size = (2, 1, length, length) if kind == "4-D" else (length, length)
     mask = torch.randn(*size, generator=generator(3), dtype=torch.double)
     if kind == "boolean":
         mask = (mask > -0.5) | torch.eye(length, dtype=torch.bool)
-    call = lambda model, images: model(images, attn_mask=mask)  # noqa: E731
+    elif kind == "of the patches":
+        name, mask = "use_mask", mask[1:3, 1:].sigmoid().unflatten(1, (ROWS, COLUMNS))
+    call = lambda model, images: model(images, **{name: mask})  # noqa: E731
     case = make_case(Tower, call, blocks_at="blocks")
-    compare(case, "saliency", *STAGES, by_saliency(case))
-
-
-def test_masks_of_the_patches():
-    """As STMI gives its blocks."""
-    import_module("demo_sdtps.plug_in.slim")
-    mask = torch.rand(2, ROWS, COLUMNS, generator=generator(3), dtype=torch.double)
-    case = make_case(Tower, lambda model, images: model(images, use_mask=mask), blocks_at="blocks")
-    compare(case, "saliency", (0, 2), (0.6, 0.5), by_saliency(case))
+    for stages in (STAGES, ((0, 2), (0.6, 0.5))):
+        compare(case, "saliency", *stages, by_saliency(case))
 
 
 METHODS = {
@@ -156,15 +153,6 @@ METHODS = {
 def test_methods_of_a_model(name):
     case = CASES[name]._replace(call=METHODS[name])
     compare(case, "saliency", *STAGES, by_saliency(case))
-
-
-def test_hooks_of_others_get_the_tokens_without_extra_ones():
-    case, lengths = CASES["timm"], []
-    model = case.model()
-    model.blocks[-1].register_forward_hook(lambda *at: lengths.append(at[2].shape[1]))
-    demo_sdtps.slim(model, *STAGES)
-    case.call(model, case.draw())
-    assert lengths == [1 + model.slimming.counts(case.grid[0] * case.grid[1])[-1]]
 
 
 # Errors
