@@ -12,11 +12,11 @@ from torch import nn
 from vit_slim.errors import UserError
 
 NEEDS_ALL = (
-    "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos|Mixer|ViTMAE|MaskedImageModeling|SemanticSegmentation|"
-    "DepthEstimation|ObjectDetection"
+    "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos|Mixer|ViTMAE|MaskedImageModeling|Segmentation|"
+    r"DepthEstimation|ObjectDetection|PoseEstimation|Matting|Yolos|Dinov2\w*Backbone|DINOv3ViTBackbone"
 )
 """Parts of the names of classes that attend in windows or with fixed biases of positions, mix a fixed grid, mask patches at
-random, or whose head lays the patches out as a grid."""
+random, lay the patches out as a grid, or have tokens after them."""
 PREFIX_TOKENS = r"\b(cls|class|dist|distillation|reg|register)_(token|tokens|embedding)$"
 """Names of the parameters that are tokens before the patches."""
 
@@ -58,8 +58,9 @@ def find_towers(
     for module in modules.values():
         if re.search(NEEDS_ALL, type(module).__name__):
             raise UserError(
-                f"{type(module).__name__} in {kind} attends in windows or with fixed biases, masks patches at random, or "
-                "lays them out as a grid, so that none can be left out; slim another backbone, or the encoder alone."
+                f"{type(module).__name__} in {kind} attends in windows or with fixed biases, masks patches at random, "
+                "lays them out as a grid or adds tokens after them, so that none can be left out; slim another backbone, or "
+                "the encoder alone."
             )
     towers: dict[nn.Conv2d, tuple[str, str, int]] = {}
     for path, module in modules.items():

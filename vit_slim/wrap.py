@@ -28,12 +28,20 @@ from vit_slim.scores import saliency
 from vit_slim.stage import Block, Score, State, Step
 from vit_slim.towers import Tower, plan_counts
 
+NO_GRAPH = (
+    "{} cannot follow token pruning; use torch.export, torch.jit.trace or torch.compile, or call it on the dense model "
+    "(vit_slim.unslim)."
+)
+
 
 class Batch:
     """The images of one call of a tower's patch convolution, on their way through its blocks."""
 
-    def __init__(self, state: State):
-        self.states = [state]  # before the first stage, and after each
+    def __init__(self, state: State, count: int):
+        self.states, self.count = (
+            [state],
+            count,
+        )  # before the first stage, and after each; of images
         self.block = 0  # the next one
 
 
@@ -69,6 +77,9 @@ class Wrapped(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Its class has no name by which pickle could find it.
         return new_wrapped, type(self).__bases__[1:], super().__reduce_ex__(protocol)[2]
+
+    def __prepare_scriptable__(self) -> None:  # which torch.jit.script asks for
+        raise UserError(NO_GRAPH.format("torch.jit.script"))
 
 
 @cache
@@ -198,9 +209,9 @@ class Slimming(nn.Module):
                 if blocks == {0} or blocks - {0, len(self.towers[number].blocks)}:
                     raise RuntimeError("its patches do not come to all blocks")
             return output
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
-            if not self.batches or not search("[Ss]hape|[Ss]ize|all blocks", reason):
+            if not self.batches or not search("[Ss]hape|[Ss]ize|do not match|all blocks", reason):
                 raise
             raise UserError(
                 f"{type(model).__name__} does not run where patches are left out ({reason}): what needs the whole grid, such "
@@ -224,7 +235,9 @@ class Slimming(nn.Module):
             known = images.known if isinstance(images, Tokens) else None
         if known is None and self.reads_saliency:
             known = self.total_saliency(images, score) if self.shared else score(images)
-        self.batches[number].append(Batch(State(grid, images=images, saliency=known)))
+        self.batches[number].append(
+            Batch(State(grid, images=images, saliency=known), images.shape[0])
+        )
         return patches
 
     def total_saliency(self, images: torch.Tensor, score: Callable) -> torch.Tensor:
@@ -254,13 +267,15 @@ class Slimming(nn.Module):
         stage = sum(before < index for before in self.blocks)
         state, shape = batch.states[stage], tuple(getattr(tokens, "shape", ()))
         outputs: list[Any] = []  # of the block: tokens, or a tuple that begins with them
-        length = shape[0 if tower.tokens_first else 1] if len(shape) == 3 else 0
+        rows, length = tower.swap(tokens).shape[:2] if len(shape) == 3 else (0, 0)
         prefix = int(length) - state.count - state.extra
-        if prefix < 0 or (tower.prefix is not None and prefix != tower.prefix):
+        is_prefix = prefix >= 0 if tower.prefix is None else prefix == tower.prefix
+        # Some models lay all images one after the other.
+        if not is_prefix or rows != batch.count:
             raise UserError(
                 f"{type(module).__name__} gets {shape} for a grid of {state.count} patches, but token pruning needs blocks of "
-                f"tokens, (B, L, C), with prefix={tower.prefix} before the patches; choose another backbone, correct this "
-                "number, or turn off what drops patches beside it, such as patch dropout (timm's patch_drop_rate)."
+                f"tokens, (B, L, C), of B images with prefix={tower.prefix} before the patches; choose another backbone, "
+                "correct this number, or turn off what drops patches beside it, such as patch dropout (timm's patch_drop_rate)."
             )
 
         def forward(values: torch.Tensor, **arguments: Any) -> torch.Tensor:
@@ -309,7 +324,10 @@ class Slimming(nn.Module):
 
 
 def find_images(inputs: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
-    """The images (B, C, H, W) of floating point in nested arguments, with their innermost names."""
+    """The images (B, C, H, W) of floating point in nested arguments, with their innermost names. Raises `UserError` in
+    torch.fx.symbolic_trace, where there are none."""
+    if isinstance(inputs, torch.fx.Proxy):
+        raise UserError(NO_GRAPH.format("torch.fx.symbolic_trace"))
     if isinstance(inputs, torch.Tensor):
         return [(name, inputs)] if inputs.ndim == 4 and inputs.is_floating_point() else []
     if isinstance(inputs, (list, tuple)):

@@ -233,13 +233,6 @@ def test_images_without_labels_are_refused_where_labels_are_needed(refusal, tmp_
 # From zero
 
 
-def read_commands(heading):
-    """The words of the commands that docs/own_data.md has first below a heading."""
-    text = (ROOT / "docs" / "own_data.md").read_text().split(heading, 1)[1]
-    block = text.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
-    return [shlex.split(line)[1:] for line in block.splitlines()]
-
-
 @pytest.mark.parametrize("name", ["folders", pytest.param("a table", marks=pytest.mark.slow)])
 def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, success, name):
     """As docs/own_data.md has them, on triplets that lack images, with a small model."""
@@ -247,7 +240,9 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, success, name
     rows = write_incomplete(tmp_path / "my_data", junk=False)
     if name == "a table":
         write_table(tmp_path / "my_data" / "persons.csv", rows)
-    commands = read_commands("# Own data from zero")
+    text = (ROOT / "docs" / "own_data.md").read_text().split("# Own data from zero", 1)[1]
+    block = text.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
+    commands = [shlex.split(line)[1:] for line in block.splitlines()]
     tools = {"train_net.py": train_net.main, "test_net.py": test_net.main, "search": search.main}
     assert [script for script, *_ in commands] == list(tools)
     more = [*TINY, *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] SOLVER.MAX_EPOCHS 1")]

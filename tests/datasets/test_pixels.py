@@ -294,15 +294,12 @@ def test_jpegs_are_decoded_at_the_smallest_scale_that_suffices(
         assert loaders.use_cache(cfg, [(path,)], least) is not less
 
 
-def postscript(path):
+def test_postscript_is_refused_for_which_pillow_would_run_ghostscript(tmp_path):
+    path = tmp_path / "image.jpg"
     path.write_text(
         "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(executed) (w) file\n%%EOF\n"
     )
-
-
-def test_postscript_is_refused_for_which_pillow_would_run_ghostscript(tmp_path):
-    postscript(tmp_path / "image.jpg")
-    assert "cannot identify" in catch_message(decode, str(tmp_path / "image.jpg"), "", None)
+    assert "cannot identify" in catch_message(decode, str(path), "", None)
 
 
 CELSIUS = Range(27315, 31315)

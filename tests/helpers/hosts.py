@@ -70,7 +70,9 @@ def imitate():
         "pkg_resources": {"resource_stream": None},
     }.items():
         if importlib.util.find_spec(name.partition(".")[0]) is None:
-            stub(name, **attributes)
+            # a module in place of the one that is not there
+            sys.modules[name] = MagicMock(name=name) if name == "cv2" else ModuleType(name)
+            vars(sys.modules[name]).update(attributes)
 
 
 def without_cuda(to):
@@ -79,12 +81,6 @@ def without_cuda(to):
         return self if is_gpu else to(self, *args, **kwargs)
 
     return move
-
-
-def stub(name, **attributes):
-    """A module in place of one that is not there."""
-    sys.modules[name] = MagicMock(name=name) if name == "cv2" else ModuleType(name)
-    vars(sys.modules[name]).update(attributes)
 
 
 def random_clip():

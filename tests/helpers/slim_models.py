@@ -25,6 +25,7 @@ WORDS = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 49]])
 BLOCKS = DEPTH * sums_of_a_block(WIDTH, HEADS, 24)
 PATH = (3 * 16 * 16, 3, 16, WIDTH, 16, 16, *BLOCKS, WIDTH, WIDTH, WIDTH)
 """Lengths of the sums (tests/helpers/numeric.py) from scores and means of dropped patches, which are float32, to outputs."""
+BACK = (*PATH, *PATH)
 
 
 def timm_model(name, **changes):
@@ -232,6 +233,30 @@ def probe_gradients(output, named):
     probe = torch.randn(output.shape, generator=generator(7), dtype=output.dtype)
     gradients = torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True)
     return dict(zip(named, gradients, strict=True))
+
+
+def step(call, model, images, forwards=1):
+    """Gradients of the model and of images after as many forwards, whose losses are added; → (outputs, gradients)."""
+    model.zero_grad()
+    torch.manual_seed(shift_seed(3))
+    images = [image.clone().requires_grad_() for image in images.chunk(forwards)]
+    outputs = [call(model, image) for image in images]
+    draws = generator(5)
+    sum(
+        (output * torch.randn(output.shape, generator=draws, dtype=output.dtype)).sum()
+        for output in outputs
+    ).backward()
+    named = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return outputs, named | {f"images.{number}": image.grad for number, image in enumerate(images)}
+
+
+def agree(call, plain, recomputing, images, forwards=1):
+    (outputs, actual), (expected, gradients) = (
+        step(call, model, images, forwards) for model in (recomputing, plain)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+    assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
+    assert_gradients_equal(actual, gradients, BACK)
 
 
 NAMES = ("RGB", "NI", "TI")

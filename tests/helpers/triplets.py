@@ -73,10 +73,6 @@ def write_rgbnt201(root: Path) -> dict[str, list[Sample]]:
     return {"train": splits["train"], "query": splits["gallery"], "gallery": splits["gallery"]}
 
 
-def write_synthetic(root: Path) -> dict[str, list[Sample]]:
-    return write_rgbnt201(Path(root) / "synthetic")
-
-
 def write_wmveid863(root: Path) -> dict[str, list[Sample]]:
     folders = {"train": "train", "query": "query", "gallery": "test"}
     return _write_three_folders(Path(root) / "MSVWild863", folders, ("vis", "ni", "th"))
@@ -112,7 +108,7 @@ WRITERS = {
     "RGBNT100": write_rgbnt100,
     "MSVR310": write_msvr310,
     "WMVeID863": write_wmveid863,
-    "Synthetic": write_synthetic,
+    "Synthetic": lambda root: write_rgbnt201(Path(root) / "synthetic"),
 }
 
 

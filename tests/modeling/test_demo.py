@@ -68,14 +68,6 @@ def switches_and_model(request):
     return switches, model
 
 
-def head_names(switches):
-    return (
-        ["sdtps"] * switches["MODEL.USE_SDTPS"]
-        + ["moe"] * ("MODEL.HDM" in switches)
-        + (["original"] if switches["MODEL.DIRECT"] else list(MODALITIES))
-    )
-
-
 def head_width(head):
     return C * {"sdtps": 3, "moe": 7, "original": 3}.get(head, 1)
 
@@ -101,7 +93,8 @@ def test_training_pairs(switches_and_model):
     model.train()
     images, cameras = clear_images(model, 1, B)
     expected = expected_features(model, images, cameras)
-    heads = head_names(switches)
+    heads = ["sdtps"] * switches["MODEL.USE_SDTPS"] + ["moe"] * ("MODEL.HDM" in switches)
+    heads += ["original"] if switches["MODEL.DIRECT"] else list(MODALITIES)
     with measure_amplification(model.atmoe or torch.nn.Identity()) as amplification:
         output = model(images, cameras)
     assert list(output.logits) == list(output.features) == heads and output.auxiliary is None

@@ -81,15 +81,12 @@ def both():
     return reference.double(), ours
 
 
-def to_double(images):
-    return {modality: image.double() for modality, image in images.items()}
-
-
 def test_a_training_pass_is_that_of_the_reference_model_with_its_gradients(both):
     reference, ours = both
     images, cameras = random_images(2, batch=8, size=SIZE)
     with measure_amplification(reference.generalFusion) as amplification:
-        expected = reference.train()(to_double(images), cameras)
+        in_double = {modality: image.double() for modality, image in images.items()}
+        expected = reference.train()(in_double, cameras)
     actual = ours.train()(images, cameras)
     assert actual.auxiliary is None and list(actual.features) == list(expected.features)
     for (name, theirs), factor in zip(

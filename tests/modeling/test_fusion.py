@@ -39,15 +39,6 @@ def run(modules, patches, global_feats):
     return modules["atmoe"](features) if "atmoe" in modules else features.flatten(1)
 
 
-def random_plain(width, heads, seed=0, dropout=0.1):
-    """A plain fusion in float64, all of whose weights, norms and running statistics are far from their start."""
-    plain = Fusion(width, heads, dropout)
-    shapes = {name: tuple(tensor.shape) for name, tensor in plain.state_dict().items()}
-    weights = {name: weight(name, shape, shift_seed(seed)) for name, shape in shapes.items()}
-    plain.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-    return plain.double()
-
-
 def random_tokens(width, count, batch, seed=1, dtype=torch.float64):
     """(patches, globals) by modality, which take gradients."""
     draws = generator(seed)
@@ -122,20 +113,21 @@ def same_dropout(monkeypatch):
     return share
 
 
-def random_mask(width, count, batch, seed=3):
-    return torch.rand(batch, 7, width // 64, 3 * (1 + count), generator=generator(seed)) > 0.1
-
-
 @SHAPES
 @pytest.mark.parametrize("mode, dropout", [("eval", 0.0), ("train", 0.0), ("train", 0.1)])
 def test_equals_the_plain_version(shape, mode, dropout, same_dropout):
     """Values, gradients, and what a training forward leaves in the running statistics; with dropout of the same weights."""
     width, heads, count, batch = shape
-    plain = random_plain(width, heads, dropout=dropout).train(mode == "train")
+    plain = Fusion(width, heads, dropout)
+    # far from their start, also norms and running statistics
+    for name, tensor in plain.state_dict().items():
+        tensor.copy_(torch.from_numpy(weight(name, tuple(tensor.shape), shift_seed())))
+    plain.double().train(mode == "train")
     ours = make_ours(plain, dropout)
     plain_tokens, our_tokens = (random_tokens(width, count, batch) for _ in range(2))
     if dropout:
-        same_dropout(random_mask(width, count, batch))
+        shape = batch, 7, width // 64, 3 * (1 + count)
+        same_dropout(torch.rand(shape, generator=generator(3)) > 0.1)
     expected, actual = plain(*plain_tokens), run(ours, *our_tokens)
     assert actual.shape == (batch, 7 * width)
     assert relative_error(actual, expected.detach()) < 1e-10

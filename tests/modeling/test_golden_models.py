@@ -19,19 +19,6 @@ RATIOS = ("sparse_ratio", "aggr_ratio", "dim_ratio")
 SETTINGS = ("embed_dim", "num_patches", *RATIOS, "beta", "use_gumbel")
 
 
-def seeded_input(seed: int, *shape: int) -> torch.Tensor:
-    """The standard-normal input of a case that names a seed in place of the numbers."""
-    return torch.from_numpy(
-        np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
-    ).to(DEVICE)
-
-
-def build_sdtps(case):
-    module = MultiModalSDTPS(**{name: case.settings[name] for name in SETTINGS})
-    module.load_state_dict(case.weights)  # strict: the names are the interface
-    return module
-
-
 def assert_near(actual, expected, error=1e-5, name=""):
     assert relative_error(actual, expected) < error, name
 
@@ -39,7 +26,9 @@ def assert_near(actual, expected, error=1e-5, name=""):
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_sdtps_small(mode):
     case = load_case("sdtps_small")
-    module = build_sdtps(case).train(mode == "train")
+    module = MultiModalSDTPS(**{name: case.settings[name] for name in SETTINGS})
+    module.load_state_dict(case.weights)  # strict: the names are the interface
+    module.train(mode == "train")
     inputs = [case.arrays[name].clone().requires_grad_() for name in INPUTS]
     outputs = module(*inputs)
     arrays = case.arrays
@@ -84,10 +73,10 @@ def test_whole_model(name):
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trainable == settings["trainable_parameters"]
 
-    images = {
-        modality: seeded_input(seed, *settings["image_shape"])
-        for modality, seed in settings["image_seeds"].items()
-    }
+    images = {}  # of which the case names the seeds
+    for modality, seed in settings["image_seeds"].items():
+        image = np.random.RandomState(seed).standard_normal(settings["image_shape"])
+        images[modality] = torch.from_numpy(image.astype(np.float32)).to(DEVICE)
     with torch.no_grad():
         patterns = extract_patterns(model.eval(), images, case.arrays["cam_label"])[0]
     assert list(patterns) == list(RETURN_PATTERNS)

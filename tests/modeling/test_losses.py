@@ -52,16 +52,12 @@ def draw(seed, identities=4, instances=3, width=10, classes=7):
     return features, 3 * torch.randn(len(labels), classes, generator=draws), labels
 
 
-def cancellation(features):
-    """How much larger than a squared distance the squares of norms can be that it is the difference of."""
-    return 2 * float(features.square().sum(dim=1).max() / torch.pdist(features).min() ** 2)
-
-
 def largest(features, logits):
-    """The largest term of a head's losses: a distance, with what cancels in it, or a logit."""
-    return max(
-        float(torch.pdist(features).max()) * cancellation(features), float(logits.abs().max())
-    )
+    """The largest term of a head's losses: a distance, with what cancels in it, as squares of norms are so much larger than the
+    squared distance that is their difference, or a logit."""
+    distances = torch.pdist(features)
+    cancellation = 2 * features.square().sum(dim=1).max() / distances.min() ** 2
+    return max(float(distances.max() * cancellation), float(logits.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["soft_triplet", "margin_triplet", "label_smooth_ce"])

@@ -111,14 +111,6 @@ def real_backbone(name, stride):
     return backbone.to_empty(device="cpu")
 
 
-def expected_weights(weights, grid):
-    """The tensors of the file as the backbone must hold them, by their names there."""
-    if "visual.proj" in weights:
-        weights = _convert_openai_clip(weights, None)
-    expected = {name: tensor.float() for name, tensor in weights.items()}
-    return expected | {"pos_embed": resize_position(expected["pos_embed"], grid)}
-
-
 PLAIN = ("OpenAI's state dict", "timm's state dict")
 
 
@@ -149,7 +141,10 @@ def test_published_weights(seed, stride, case, tmp_path):
         1 + math.prod(GRIDS[stride]),
         768,
     )
-    expected = expected_weights(weights, GRIDS[stride])
+    if "visual.proj" in weights:
+        weights = _convert_openai_clip(weights, None)
+    expected = {name: tensor.float() for name, tensor in weights.items()}
+    expected["pos_embed"] = resize_position(expected["pos_embed"], GRIDS[stride])
     for name, tensor in state.items():
         assert tensor.dtype is torch.float32 and torch.equal(tensor, expected[name]), name
     # All blocks and what is before and after them; no classifier, text tower or bias of a head.

@@ -23,12 +23,6 @@ SHAPES = [
 ]
 
 
-def draw_noises(seed, batch, patches, dtype=torch.float32):
-    """The noise of a training forward after `torch.manual_seed(shift_seed(seed))`, by modality: -log of exponentials."""
-    torch.manual_seed(shift_seed(seed))
-    return [-torch.empty(batch, patches, dtype=dtype).exponential_().log() for _ in range(3)]
-
-
 def random_sum(seed, outputs):
     """A scalar that depends on every number of `outputs`, differently."""
     draws = generator(seed)
@@ -46,7 +40,10 @@ def assert_like_reference(
         seed, patches, width, sparse_ratio, aggr_ratio, beta, tau is not None, tau or 1.0, select
     )
     tokens, global_feats = draw(seed + 100, batch, patches, width)
-    noises = None if tau is None else draw_noises(seed + 200, batch, patches)
+    torch.manual_seed(shift_seed(seed + 200))
+    # what the forward draws: -log of exponentials, modality by modality
+    draws = [-torch.empty(batch, patches).exponential_().log() for _ in range(3)]
+    noises = None if tau is None else draws
     torch.manual_seed(shift_seed(seed + 200))
     outputs = module(*tokens, *global_feats, missing=tuple(place in missing for place in range(3)))
     probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants

@@ -127,11 +127,6 @@ def scores_by_hand(name, model, images, is_shared, training):
     return [scores] if KNOWN[name].is_stacked else [{key: score} for key, score in scores.items()]
 
 
-def best_places(scores, count):
-    """Of equal scores, as those of an image of zeros, the first."""
-    return scores.argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
-
-
 @pytest.mark.parametrize(
     "name, miss, training, is_shared",
     [
@@ -152,7 +147,9 @@ def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training,
     for index, places in enumerate(kept):
         scores = torch.cat([*calls[index // len(BLOCKS)].values()])
         count = PATCHES // (2, 4)[index % len(BLOCKS)]
-        assert torch.equal(places, best_places(scores, count))
+        # of equal scores, as those of an image of zeros, the first
+        best = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
+        assert torch.equal(places, best.sort(dim=1).values)
     if training:
         model.loss(output).backward()
         for key, parameter in model.named_parameters():

@@ -10,7 +10,8 @@ def batch_hard_triplet_loss(features, labels, margin=None):
         positives, negatives = [], []
         for other, other_label in zip(features, labels, strict=True):
             if other is not anchor:
-                (positives if other_label == label else negatives).append(_distance(anchor, other))
+                distance = torch.sqrt(torch.clamp(((anchor - other) ** 2).sum(), min=1e-12))
+                (positives if other_label == label else negatives).append(distance)
         gap = max(positives) - min(negatives)
         losses.append(
             torch.log(1 + torch.exp(gap)) if margin is None else torch.clamp(gap + margin, min=0)
@@ -66,7 +67,3 @@ def feature_distill_loss(features, teacher):
 
 def _cosine(first, second):
     return first @ second / ((first @ first) * (second @ second)) ** 0.5
-
-
-def _distance(first, second):
-    return torch.sqrt(torch.clamp(((first - second) ** 2).sum(), min=1e-12))

@@ -27,7 +27,9 @@ def sdtps(
     other. `nudges` [(B, N)] are added to the values that choose, to decide between those that are equal but for roundings."""
     slimmed, masks = [], []
     for index, name in enumerate(STATE_NAMES):
-        branch_weights, patches = modality_weights(weights, name), tokens[index]
+        prefix, patches = f"{name}_", tokens[index]
+        named = ((key, value) for key, value in weights.items() if key.startswith(prefix))
+        branch_weights = {key.removeprefix(prefix): value for key, value in named}
         samples = []
         for sample in range(len(patches)):
             guides = [guide[sample] for guide in global_feats]
@@ -42,7 +44,8 @@ def sdtps(
                 torch.tensor(float(i in kept), dtype=patches.dtype) for i in range(len(scores))
             ]
             if noise is not None:
-                soft = soft_decision(scores, noise, tau)
+                noisy = zip(scores, noise, strict=True)
+                soft = softmax([(score + gumbel) / tau for score, gumbel in noisy])
                 pairs = zip(decision, soft, strict=True)
                 decision = [hard + (value - value.detach()) for hard, value in pairs]
             choice, count = (kept, dropped, decision), int(len(scores) * aggr_ratio * sparse_ratio)
@@ -51,15 +54,6 @@ def sdtps(
         slimmed.append(torch.stack([merged for merged, _ in samples]))
         masks.append(torch.stack([mask for _, mask in samples]))
     return slimmed, masks
-
-
-def modality_weights(weights, name):
-    """The part of the state dict that belongs to one modality, by the names without its prefix."""
-    return {
-        key.removeprefix(f"{name}_"): value
-        for key, value in weights.items()
-        if key.startswith(f"{name}_")
-    }
 
 
 def score_patches(weights, patches, index, guides, beta, missing):
@@ -101,11 +95,6 @@ def slim(weights, patches, scores, kept, dropped, decision, out_tokens):
             sum(power / total * patches[i] for power, i in zip(powers, kept, strict=True))
         )
     return torch.stack([*aggregated, extra])
-
-
-def soft_decision(scores, noise, tau):
-    """softmax((score + noise) / tau) over the patches: the mask's gradient."""
-    return softmax([(score + gumbel) / tau for score, gumbel in zip(scores, noise, strict=True)])
 
 
 def softmax(values):

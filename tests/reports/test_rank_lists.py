@@ -13,13 +13,6 @@ from demo_sdtps.evaluation.distances import k_reciprocal
 from demo_sdtps.reports import figures
 
 
-def distance_rounding(features):
-    """What roundings change of a squared distance in float32: three sums of D terms, as large as twice the squared lengths."""
-    return (
-        tolerance(*3 * features.shape[1:], 2) * 2 * float(features.double().square().sum(1).max())
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "pattern", "text"),
     [
@@ -58,6 +51,9 @@ def test_title_and_distances(success, monkeypatch, tiny_root, tmp_path, words, p
         for place, sample in enumerate(splits["gallery"])
         if (sample.identity, sample.camera) != (one.identity, one.camera)
     )[:10]
-    half_a_digit, allowed = 5e-3, distance_rounding(features)  # of the three that are printed
+    half_a_digit = 5e-3  # of the three that are printed
+    # three sums of D terms, as large as twice the squared lengths
+    largest = 2 * float(features.double().square().sum(1).max())
+    allowed = tolerance(*3 * features.shape[1:], 2) * largest
     for actual, distance in zip(map(float, distances), expected, strict=True):
         assert abs(actual - distance) <= half_a_digit * distance + allowed

@@ -84,13 +84,6 @@ def test_features_of_any_length_are_searched_exactly():
     assert np.array_equal(actual.rows, far.argsort(axis=1)[:, :3])
 
 
-def run_reference(*arguments):
-    """Distances, scaled distances, and what roundings change of these, by the slow versions."""
-    scaled = np.array(cross_modal.scaled(*arguments, distance_module.FEWEST))
-    scales = cross_modal.scales(*arguments, distance_module.FEWEST)
-    return cross_modal.distances(*arguments), scaled, scaled_errors(scaled, scales)
-
-
 def assert_hits(hits, sources, expected, orders, errors):
     """They are the slow ones, but for roundings, ordered by scaled distances; row -1 where no distance is left."""
     lengths = (*distance_lengths(sources), 73)
@@ -109,7 +102,10 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
     draws, sources = generator(12), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 2), [*shuffled(draws, 10), *3 * [{"RGB"}]]]
     query, gallery = draw_sides(draws, sources, *sets)
-    expected = run_reference(split_parts(query[0]), split_parts(gallery[0]), sources, *sets, how)
+    slow = split_parts(query[0]), split_parts(gallery[0]), sources, *sets, how
+    scaled = np.array(cross_modal.scaled(*slow, distance_module.FEWEST))
+    errors = scaled_errors(scaled, cross_modal.scales(*slow, distance_module.FEWEST))
+    expected = cross_modal.distances(*slow), scaled, errors
     kept = nearest.Gallery(comparison(sources, how), gallery)
     for top in (1, 9, 70):
         hits = nearest.search_sets(query, kept, top)

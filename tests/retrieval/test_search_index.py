@@ -39,11 +39,12 @@ class Colours:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A gallery of ten triplets, RGB and NI, and three of NI alone; in parts of four."""
+    """A gallery of ten triplets, RGB and NI, and three of NI alone, two of which have names with an apostrophe; in parts of
+    four."""
     monkeypatch.setattr(search, "BATCH", 4)
     for number in range(13):
         modalities = ("NI",) if number > 9 else ("RGB", "NI")
-        paint(tmp_path / "gallery", f"{number:02}", number, modalities)
+        paint(tmp_path / "gallery", f"{number:02}" + "'" * (number > 10), number, modalities)
     return tmp_path
 
 
@@ -79,13 +80,13 @@ def test_new_changed_and_removed_images_alone_are_read(place):
     assert content(place) == colour_rows(place)
     folder = place / "gallery"
     paint(folder, "new", 50)
-    paint(folder, "11", 51, ["TI"])
+    paint(folder, "11'", 51, ["TI"])
     paint(folder, "03", 52)
-    (folder / "NI" / "12.png").unlink()
+    (folder / "NI" / "12'.png").unlink()
     (folder / "RGB" / "07.png").unlink()
     extract = Colours()
     assert update_at(place, extract) == Changes(new=1, changed=3, removed=1)
-    assert sorted(extract.names) == ["03", "07", "11", "new"]
+    assert sorted(extract.names) == ["03", "07", "11'", "new"]
     assert content(place) == colour_rows(place) and len(content(place)) == 13
     names, (_, present) = open_table(place / "index").side()
     sets = dict(zip(names.tolist(), present.tolist(), strict=True))
@@ -99,7 +100,7 @@ def test_new_changed_and_removed_images_alone_are_read(place):
 
 def test_files_that_swap_their_names_are_read_again(place):
     """Of equal sizes and times of modification."""
-    first, second = (place / "gallery" / "NI" / f"{number}.bmp" for number in (10, 11))
+    first, second = (place / "gallery" / "NI" / f"{name}.bmp" for name in ("10", "11'"))
     for path in (first, second):
         Image.open(path.with_suffix(".png")).save(path)
         path.with_suffix(".png").unlink()
@@ -124,7 +125,7 @@ def test_an_interrupted_index_has_what_was_complete_and_continues(place):
         update_at(place, Colours(most=8))
     assert content(place) == {name: row for name, row in colour_rows(place).items() if name < "08"}
     rest = Colours()
-    assert update_at(place, rest).new == 5 and rest.names == ["08", "09", "10", "11", "12"]
+    assert update_at(place, rest).new == 5 and rest.names == ["08", "09", "10", "11'", "12'"]
     assert content(place) == colour_rows(place)
 
 

@@ -29,10 +29,6 @@ def make(root, *more, sizes=SMALL):
     return Path(root) / "RGBNT201"
 
 
-def stems(folder):
-    return sorted(path.stem for path in folder.iterdir())
-
-
 def images_of(kind, identity, seed=0, camera=0, night=False):
     draws = np.random.default_rng(seed)
     return triplets.draw(kind.draw_object, identity, CAMERAS[camera], night, kind.SIZE, draws)
@@ -46,7 +42,7 @@ def data(tmp_path_factory):
 def test_layout_and_names(data):
     people = {}
     for split in ("train_171", "test"):
-        names = stems(data / split / "RGB")
+        names = sorted(path.stem for path in (data / split / "RGB").iterdir())
         for kind in MODALITIES:
             files = sorted(path.name for path in (data / split / kind).iterdir())
             assert files == [f"{name}.jpg" for name in names]

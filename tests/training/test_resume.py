@@ -233,9 +233,15 @@ def test_other_data_are_refused(refusal, run_copy, own_root, tmp_path, reference
     # the same data in another place
     assert call(three_epochs(moved, "OUTPUT_DIR", twin, *AUTO)) == 0
     assert_same(reference, twin)
+    words = three_epochs(moved, "OUTPUT_DIR", run_copy, *AUTO)
+    last = [sorted(folder.iterdir())[-1] for folder in (moved / "RGBNT201/train_171").iterdir()]
+    for path in last:
+        path.rename(tmp_path / path.parent.name)
+    assert "The data, or" in refusal(train_net.main, *words)
+    for path in last:
+        (tmp_path / path.parent.name).rename(path)
     first = sorted((moved / "RGBNT201" / "test" / "NI").iterdir())[0]
     first.write_bytes(first.read_bytes() + b"0")
-    words = three_epochs(moved, "OUTPUT_DIR", run_copy, *AUTO)
     assert "The data, or" in refusal(train_net.main, *words)
 
 

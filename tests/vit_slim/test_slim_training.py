@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from learned import Learned
-from numeric import assert_close, generator, shift_seed
+from numeric import assert_close
 from processes import results_of_two
 from sdtps_cases import assert_gradients_equal
 from slim_models import (
+    BACK,
     CASES,
     DEPTH,
     HEADS,
@@ -20,10 +21,12 @@ from slim_models import (
     WIDTH,
     Host,
     Tower,
+    agree,
     call_host,
     host_case,
     make_case,
     slim_both,
+    step,
 )
 from tiny import sums_of_a_block
 from torch import nn
@@ -33,33 +36,8 @@ import demo_sdtps
 from demo_sdtps.config import UserError
 
 STAGES = (1, 2), (0.6, 0.5)
-BACK = (*PATH, *PATH)
 RECOMPUTED = "blocks", "segments", "whole"
 HAS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
-
-
-def step(call, model, images, forwards=1):
-    """Gradients of the model and of images after as many forwards, whose losses are added; → (outputs, gradients)."""
-    model.zero_grad()
-    torch.manual_seed(shift_seed(3))
-    images = [image.clone().requires_grad_() for image in images.chunk(forwards)]
-    outputs = [call(model, image) for image in images]
-    draws = generator(5)
-    sum(
-        (output * torch.randn(output.shape, generator=draws, dtype=output.dtype)).sum()
-        for output in outputs
-    ).backward()
-    named = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return outputs, named | {f"images.{number}": image.grad for number, image in enumerate(images)}
-
-
-def agree(call, plain, recomputing, images, forwards=1):
-    (outputs, actual), (expected, gradients) = (
-        step(call, model, images, forwards) for model in (recomputing, plain)
-    )
-    assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
-    assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
-    assert_gradients_equal(actual, gradients, BACK)
 
 
 def pair(build, score="saliency", **settings):
@@ -125,19 +103,6 @@ def test_recomputation_of_one_tensor_that_is_encoded_twice(kind):
     agree(Twice.__call__, plain, recomputing(kind), make_case(Tower).draw(4))
 
 
-@pytest.mark.parametrize("name", ["timm, rotary by block", "ViT", "open_clip"])
-def test_recomputation_by_the_libraries(name):
-    case = CASES[name]
-    _, plain, _ = slim_both(case, *STAGES)
-    model = copy.deepcopy(plain.train())
-    if name == "ViT":
-        enable = getattr(model, "activation_checkpointing_enable", None)
-        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-    else:
-        model.set_grad_checkpointing(True)
-    agree(case.call, plain, model, case.draw(4), 2)
-
-
 def test_tokens_that_checkpointing_knows_are_tensors_for_everybody_else(tmp_path):
     """They are saved as such."""
     model, inputs = demo_sdtps.slim(Tower(), (1,), (0.5,), blocks_at="blocks"), []
@@ -155,9 +120,10 @@ def test_tokens_that_checkpointing_knows_are_tensors_for_everybody_else(tmp_path
 @pytest.mark.parametrize("way", ["image by image", "stacked"])
 def test_the_loss_is_the_mean_over_images_and_stages(way):
     _, model, _ = slim_both(host_case(way, shared=False), *STAGES, Learned)
-    losses = []
+    call_host(model.train(), host_case().draw(6, seed=1))
+    losses = []  # of the next forward alone
     model.slimming.register_forward_hook(lambda module, args, step: losses.append(step.loss))
-    call_host(model.train(), host_case().draw(6))
+    call_host(model, host_case().draw(6))
     loss = demo_sdtps.slim_loss(model)
     assert len(losses) == (2 if way == "stacked" else 6)
     assert_close(loss, sum(losses) / len(losses), len(losses))
@@ -166,12 +132,15 @@ def test_the_loss_is_the_mean_over_images_and_stages(way):
 
 
 def test_a_forward_without_a_loss_is_told():
-    """In evaluation, by a score that does not learn, and without a gradient, which reentrant checkpointing computes later."""
-    _, model, _ = slim_both(host_case(), *STAGES, Learned)
-    images = host_case().draw(6)
-    call_host(model.eval(), images)
+    """In evaluation, the mode in which the model is slimmed, by a score that does not learn, and without a gradient, which
+    reentrant checkpointing computes later."""
+    (dense, model, _), images = slim_both(host_case(), *STAGES, Learned), host_case().draw(6)
+    call_host(model, images)
     with pytest.raises(UserError, match="no loss of a score"):
         demo_sdtps.slim_loss(model)
+    demo_sdtps.slim(dense.train(), *STAGES, Learned(WIDTH).eval(), blocks_at="tower.blocks")
+    call_host(dense, images)
+    assert demo_sdtps.slim_loss(dense).requires_grad
     _, other, _ = slim_both(host_case(), *STAGES)
     call_host(other.train(), images)
     with pytest.raises(UserError, match="no loss of a score"):
