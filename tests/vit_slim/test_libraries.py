@@ -85,16 +85,41 @@ def compute_again(reentrant, case, dense, model):
 
 
 def trace(to_graph, case, dense, model):
-    """The graph prunes other images, of another batch, too."""
+    """The graph prunes other images, of other batches, too, and one of one colour, whose patches all score the same."""
     with torch.no_grad():
         graph = to_graph(Called(case, model).eval(), (case.draw(2),))
-        images = case.draw(3, seed=1)
-        assert_close(graph(images), case.call(model, images), *PATH)
+        for batch in (1, 3):
+            images = case.draw(batch, seed=batch)
+            images[-1] = 0.5
+            assert_close(graph(images), case.call(model, images), *PATH)
+
+
+SHAPES = ({0: torch.export.Dim("batch", min=1, max=64)},)
 
 
 def export(model, images):
-    batch = torch.export.Dim("batch", min=2, max=64)
-    return torch.export.export(model, images, dynamic_shapes=({0: batch},)).module()
+    return torch.export.export(model, images, dynamic_shapes=SHAPES).module()
+
+
+@torch.enable_grad()  # or the older exporter meets torch's fused attention, which it does not know
+def to_onnx(model, images, **how):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    file, model = io.BytesIO(), copy.deepcopy(model).float()
+    torch.onnx.export(model, (images[0].float(),), file, input_names=["x"], **how)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    return lambda images: torch.from_numpy(session.run(None, {"x": images.float().numpy()})[0])
+
+
+def to_openvino(model, images):
+    openvino = pytest.importorskip("openvino")
+    model = copy.deepcopy(model).float()
+    converted = openvino.convert_model(model, example_input=images[0].float())
+    graph = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda images: torch.from_numpy(graph(images.float().numpy())[0])
+
+
+dynamo = partial(to_onnx, dynamo=True, dynamic_shapes=SHAPES)
+older = partial(to_onnx, dynamo=False, dynamic_axes={"x": {0: "batch"}})
 
 
 def refuse(to_graph, case, dense, model):
@@ -112,6 +137,9 @@ CHECKS = {
     "reentrant checkpointing": (partial(compute_again, True), (*TIMM[:2], *TRANSFORMERS)),
     "torch.jit.trace": (partial(trace, torch.jit.trace), ALL),
     "torch.export": (partial(trace, export), ALL),
+    "torch.onnx": (partial(trace, dynamo), ALL),
+    "torch.onnx, the older exporter": (partial(trace, older), ALL),
+    "OpenVINO": (partial(trace, to_openvino), ALL),
     "torch.jit.script": (partial(refuse, torch.jit.script), ALL),
     "torch.fx": (partial(refuse, torch.fx.symbolic_trace), ALL),
 }

@@ -7,10 +7,8 @@ import pytest
 import timm
 import torch
 from learned import Learned
-from numeric import assert_close
 from slim_models import (
     CASES,
-    PATH,
     WIDTH,
     by_saliency,
     compare,
@@ -105,39 +103,3 @@ def test_operations_are_a_budget(name, settings):
     assert second == math.ceil(first * first / 196)
     with pytest.raises(UserError, match="operations is"):
         model.slimming.counts(2)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("how", ["dynamo", "script", "openvino"])
-@pytest.mark.parametrize(
-    "name", ["timm", "timm, DINOv3", "torchvision", "open_clip", "DINOv2", "DINOv3"]
-)
-@torch.no_grad()  # OpenVINO traces some dense models without gradients alone
-def test_a_slimmed_model_leaves_torch(tmp_path, name, how):
-    """By torch's own exporters and OpenVINO's, for any batch, also of an image of one colour, whose patches all score the
-    same."""
-    runtime = pytest.importorskip("openvino" if how == "openvino" else "onnxruntime")
-    case, path = CASES[name], tmp_path / "model.onnx"
-    dense = case.model().visual if name == "open_clip" else case.model()
-    if (name, how) == ("timm, DINOv3", "script"):
-        pytest.skip("torch's older exporter does not write the dense model either")
-    model, images = demo_sdtps.slim(dense, (0, 2), (0.6, 0.5)).float(), case.draw().float()
-    if how == "openvino":
-        exact = {"INFERENCE_PRECISION_HINT": "f32"}
-        converted = runtime.convert_model(model, example_input=images)
-        compiled = runtime.compile_model(converted, "CPU", exact)
-        run = lambda images: compiled(images)[0]  # noqa: E731
-    else:
-        shapes = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=64)},)}
-        axes = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
-        how = {"dynamo": True} | shapes if how == "dynamo" else {"dynamo": False} | axes
-        torch.onnx.export(model, (images,), path, **how)
-        session = runtime.InferenceSession(path)
-        run = lambda images: session.run(None, {session.get_inputs()[0].name: images})[0]  # noqa: E731
-    for batch in (1, 5):
-        images = case.draw(batch, seed=batch).float()
-        images[-1] = 0.5
-        output = model(images)
-        expected = output if isinstance(output, torch.Tensor) else output[0]
-        assert_close(torch.from_numpy(run(images.numpy())), expected.double(), *PATH)
