@@ -1,5 +1,6 @@
 """Configuration keys of an evaluation: TEST.AMP, TEST.FEAT_NORM, TEST.RE_RANKING, TEST.CROSS_MODAL_DISTANCE."""
 
+import numpy as np
 import pytest
 import torch
 from commands import BACKBONE_WIDTH, CONFIG, cli_args_for
@@ -48,6 +49,20 @@ def test_full_batches_of_complete_triplets_are_calls_of_the_whole_model(tiny_roo
     extract_features(cfg, model, data.loader)
     whole, rest = divmod(len(data.samples), 5)
     assert rest and sizes == [5] * whole
+
+
+def test_images_may_count_as_of_unknown_cameras(tiny_root):
+    """In the features alone: the protocol leaves out matches by their cameras."""
+    (cfg, known), (other, data) = (
+        cfg_and_data(tiny_root, "TEST.UNKNOWN_CAMERAS", value) for value in ("False", "True")
+    )
+    model = make_model(cfg, 5, 8)
+    (features,) = extract_features(other, model, data.loader)
+    model.backbone.camera_embedding.data[:] = model.backbone.camera_embedding.data.mean(dim=0)
+    (expected,) = extract_features(cfg, model, known.loader)
+    assert torch.allclose(features[3], expected[3], rtol=1e-4, atol=1e-5)
+    assert data.samples == known.samples and data.matched == known.matched
+    assert all(map(np.array_equal, data.labels[0], known.labels[0]))
 
 
 @pytest.mark.parametrize(("value", "exact"), [("yes", True), ("no", False)])

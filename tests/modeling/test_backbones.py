@@ -140,6 +140,21 @@ def test_camera_reaches_all_tokens_registers_too(name):
     )
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_share_of_the_training_batches_has_the_mean_embedding(share):
+    backbone, images = build(DINOV2, "MODEL.SIE_UNKNOWN", str(share)), draw(DINOV2)
+    cameras, unknown = torch.tensor([3, 1]), torch.full((2,), CAMERAS)
+    known, mean = (backbone.eval().embed(images, labels) for labels in (cameras, unknown))
+    assert torch.equal(mean, backbone.embed(images, torch.tensor([-1, -1])))
+    backbone.camera_embedding[:] = backbone.camera_embedding.mean(dim=0)
+    assert_close(mean, backbone.embed(images, cameras).double(), CAMERAS, 1)
+    backbone.camera_embedding.copy_(build(DINOV2).camera_embedding)
+    embedded = [backbone.train().embed(images, cameras) for _ in range(60)]
+    counts = [sum(torch.equal(each, one) for each in embedded) for one in (known, mean)]
+    assert sum(counts) == 60 and 15 <= counts[0] - 30 * (share == 0) <= 45
+
+
 def test_a_single_camera_needs_no_embedding():
     for cameras in (1, 2):
         backbone = make_backbone(tiny_cfg(), cameras)
