@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from demo_sdtps.retrieval.features import Features
     from demo_sdtps.retrieval.reid import Extractor, load
     from demo_sdtps.training.reid import train
-    from vit_slim import slim, slim_loss, unslim
+    from vit_slim import UserError, slim, slim_loss, unslim
 
 __all__ = [
     "Extractor",
     "Features",
     "MultiModalSDTPS",
+    "UserError",
     "add_config",
     "distill_loss",
     "feature_distill_loss",
@@ -42,6 +43,7 @@ MODULES = {
     "Extractor": "demo_sdtps.retrieval.reid",
     "Features": "demo_sdtps.retrieval.features",
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps",
+    "UserError": "vit_slim",
     "add_config": "demo_sdtps.plug_in.hosts",
     "distill_loss": "demo_sdtps.modeling.losses",
     "feature_distill_loss": "demo_sdtps.modeling.losses",

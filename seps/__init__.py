@@ -1,9 +1,9 @@
 """SEPS (ICLR 2026): image-text matching with patches selected for each pair of image and caption.
 
-Model (paper version and published version), losses, towers, data, training, evaluation and configuration keys; the commands are
-python -m seps train, test and check.
+The model is there as in the paper and as published; the commands are python -m seps train, test and check.
 """
 
+from demo_sdtps.runtime.errors import UserError
 from seps.network import (
     HRPA,
     SDTPS,
@@ -22,6 +22,7 @@ __all__ = [
     "CrossSparseAggrNet",
     "RatioLoss",
     "SEPSLoss",
+    "UserError",
     "create_seps_model",
     "mask_xattn_one_text",
 ]
