@@ -57,6 +57,21 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
             yield Row(f"{what}: operations", macs[0] / 1e9, macs[1] / 1e9, "G", macs[0] / macs[1])
             speeds = len(images) / seconds[()], len(images) / seconds[setting]
             yield Row("… images per second, float32", *speeds, "", speeds[1] / speeds[0])
+            if name == "ViT-S/16" and setting == STAGE_SETTINGS[1]:
+                yield from compiled_rows(dense, cases[setting], images, 1 if quick else 8)
     for what, (before, after) in TOME.items():
         name = f"ToMe, published: {what}, V100, images per second"
         yield Row(name, before, after, "", after / before)
+
+
+def compiled_rows(
+    dense: nn.Module, slimmed: nn.Module, images: torch.Tensor, rounds: int
+) -> Iterator[Row]:
+    """Images per second of compiled models, the dense one first."""
+    models = {"dense": torch.compile(dense), "slimmed": torch.compile(slimmed)}
+    for some in (images[:1], images):
+        works = {name: partial(infer, model, some) for name, model in models.items()}
+        seconds = in_turns(f"compiled, batch {len(some)}", works, rounds, images.device)
+        speeds = len(some) / seconds["dense"], len(some) / seconds["slimmed"]
+        what = f"… compiled, batches of {len(some)}: images per second"
+        yield Row(what, *speeds, "", speeds[1] / speeds[0])

@@ -29,7 +29,6 @@ def search_rows(quick: bool, device: torch.device) -> list[Row]:
         write_table(place, gallery, width)
         side = read_side(place)
         kept, few = Gallery(Comparison(), side), complete_side(torch.from_numpy(query[:1]))
-        search_sets(few, kept, TOP)
         works = {
             "search": partial(exact, query, side),
             "reading": partial(read_side, place),

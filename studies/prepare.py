@@ -15,7 +15,7 @@ import re
 import shutil
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ from demo_sdtps.runtime.progress import progress
 
 SIDE = 320  # pixels of the shorter side of a photo; the study reads 98 × 140
 PHOTO = re.compile(r"(?P<occasion>\d+)_(?P<side>left|right)photo(?P<further>\(\d\))?\.jpg")
-BLOCKS = 12
+BLOCKS, QKV = 12, ("query", "key", "value")
 HEADER = ("split", "identity", "camera", "rgb", "ni")
 PARTS = {
     "attention.output.dense": "attn.proj",
@@ -116,10 +116,8 @@ def dinov2(source: Path, out: Path) -> str:
         }
         for number in range(BLOCKS):
             layer, block = f"encoder.layer.{number}", f"blocks.{number}"
-            names = (
-                f"{layer}.attention.attention.{name}.{end}" for name in ("query", "key", "value")
-            )
-            weights[f"{block}.attn.qkv.{end}"] = torch.cat([named[name] for name in names])
+            parts = [f"{layer}.attention.attention.{name}.{end}" for name in QKV]
+            weights[f"{block}.attn.qkv.{end}"] = torch.cat([named[part] for part in parts])
             for theirs, ours in PARTS.items():
                 weights[f"{block}.{ours}.{end}"] = named[f"{layer}.{theirs}.{end}"]
             for scale in "12":
@@ -130,11 +128,7 @@ def dinov2(source: Path, out: Path) -> str:
     return f"{len(weights)} tensors"
 
 
-WHAT: dict[str, Callable[[Path, Path], str]] = {
-    "persons": persons,
-    "nyala": nyala,
-    "dinov2": dinov2,
-}
+WHAT = {prepare.__name__: prepare for prepare in (persons, nyala, dinov2)}
 
 
 def main() -> None:
