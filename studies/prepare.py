@@ -116,8 +116,8 @@ def dinov2(source: Path, out: Path) -> str:
         }
         for number in range(BLOCKS):
             layer, block = f"encoder.layer.{number}", f"blocks.{number}"
-            parts = [f"{layer}.attention.attention.{name}.{end}" for name in QKV]
-            weights[f"{block}.attn.qkv.{end}"] = torch.cat([named[part] for part in parts])
+            names = [f"{layer}.attention.attention.{name}.{end}" for name in QKV]
+            weights[f"{block}.attn.qkv.{end}"] = torch.cat([named[name] for name in names])
             for theirs, ours in PARTS.items():
                 weights[f"{block}.{ours}.{end}"] = named[f"{layer}.{theirs}.{end}"]
             for scale in "12":
