@@ -1,7 +1,6 @@
 """Optimisers, parameter groups and the learning-rate schedule (docs/method.md)."""
 
 from collections import defaultdict
-from collections.abc import Callable
 
 import torch
 from timm.scheduler import CosineLRScheduler
@@ -25,13 +24,6 @@ def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
             rate = backbone.learning_rate(solver.BASE_LR)
         return rate, solver.WEIGHT_DECAY_BIAS if is_bias else solver.WEIGHT_DECAY
 
-    return group_parameters(model, rate_and_decay)
-
-
-def group_parameters(
-    model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]
-) -> list[dict]:
-    """Trainable parameters, one group per (learning rate, weight decay), which `rate_and_decay` gives by parameter name."""
     groups = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
