@@ -121,13 +121,10 @@ class SDTPSForward(nn.Module):
         enhanced = [record.feature, fused]
         return torch.cat([original, *enhanced] if asked == 3 else enhanced, dim=-1)
 
-    def _pair(self, feature: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pair(self, feature: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Logits and feature of SDTPS. The host's loop adds the losses of all pairs as they are."""
-        logits, weight = (
-            self.classifier_sdtps(self.bottleneck_sdtps(feature)),
-            self.sdtps_loss_weight,
-        )
-        return _with_scaled_gradient(logits, weight), _with_scaled_gradient(feature, weight)
+        pair = self.classifier_sdtps(self.bottleneck_sdtps(feature)), feature
+        return tuple(_with_scaled_gradient(each, self.sdtps_loss_weight) for each in pair)
 
 
 def patch(model: Any, cfg: CfgNode) -> Any:

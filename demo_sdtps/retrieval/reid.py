@@ -277,8 +277,7 @@ class Extractor(
         )
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        file = save_directory / loading.SAVED
-        save_model(self, str(file))
+        save_model(self, str(save_directory / loading.SAVED))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """README.md of `save_pretrained`: data set, configuration and, where they are known, metrics and commit."""
