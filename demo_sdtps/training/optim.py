@@ -37,18 +37,16 @@ def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
 def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
     """SOLVER.OPTIMIZER_NAME over `parameter_groups`."""
     # torch's fused SGD starts its momentum from uninitialised memory where a GradScaler skips the first step.
-    extra = (
-        {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {"fused": True}
-    )
-    return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), **extra)
+    name = cfg.SOLVER.OPTIMIZER_NAME
+    extra = {"momentum": cfg.SOLVER.MOMENTUM} if name == "SGD" else {"fused": True}
+    return getattr(torch.optim, name)(parameter_groups(cfg, model), **extra)
 
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
     """SGD without momentum over the centers at SOLVER.CENTER_LR."""
     # Centers follow the unweighted loss: dividing the learning rate undoes CENTER_LOSS_WEIGHT in the gradient.
-    return torch.optim.SGD(
-        center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT
-    )
+    rate = cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT
+    return torch.optim.SGD(center_losses.parameters(), lr=rate)
 
 
 def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:

@@ -313,9 +313,7 @@ def set_random_states(states: Mapping) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available():
-        for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(state, device)
+    torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
 
 
 @contextmanager
