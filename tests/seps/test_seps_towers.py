@@ -10,7 +10,7 @@ import torch
 import transformers
 from numeric import assert_close, shift_seed
 from seps_tiny import cfg_for, save_bert
-from tiny import ENCODER, WIDTH
+from tiny import ENCODER, WIDTH, equal
 from triplets import catch_message
 from weight_files import save_torch
 
@@ -87,7 +87,7 @@ def test_weights_from_a_file(bert, tmp_path):
     tower = image_tower(bert)
     report = tower.load(str(tmp_path / "w.pth"))
     actual = tower.tower.state_dict()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in actual.items())
+    assert equal(actual, weights)
     assert report.endswith(f"{len(actual)} of {len(actual)} tensors loaded")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from commands import BACKBONE_WIDTH, CONFIG, checkpoint_file, cli_args_for, load_records, prepared
 from numeric import shift_seed
-from tiny import random_images, tiny_cfg, tiny_model
+from tiny import equal, random_images, tiny_cfg, tiny_model
 
 import demo_sdtps
 from demo_sdtps.commands import train as train_net
@@ -106,8 +106,7 @@ def test_the_call_in_python_and_the_choice_of_the_best_epoch(cfg, tmp_path, capl
     again = demo_sdtps.train(with_values(run, {"RESUME": "auto"}))
     last = torch.load(output / "last.pth", weights_only=True)
     for model in (trained.model, again.model):
-        state = model.state_dict()
-        assert all(torch.equal(value, state[name]) for name, value in last["model"].items())
+        assert equal(last["model"], model.state_dict())
     assert again.metrics == trained.metrics
     held_out = read_splits(run, ("validation",))["validation"]
     data = make_test_data(run, held_out, held_out)
