@@ -248,7 +248,6 @@ def test_autocast_leaves_features_in_float32_and_near(opts, near):
     ("opts", "message"),
     [
         ("MODEL.SDTPS_SPARSE_RATIO 0.1 MODEL.SDTPS_AGGR_RATIO 0.1", r"MODEL\.SDTPS_SPARSE_RATIO"),
-        ("MODEL.ATM True MODEL.HEAD 4", r"MODEL\.ATM is True and MODEL\.HDM False"),
         ("INPUT.SIZE_TRAIN [7,64] INPUT.SIZE_TEST [7,64]", r"INPUT\.SIZE_TRAIN"),
     ],
 )

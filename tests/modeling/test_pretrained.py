@@ -6,13 +6,19 @@ from functools import lru_cache, partial
 
 import huggingface_hub
 import pytest
-import timm
 import torch
 from timm.models.vision_transformer import _convert_openai_clip
 from tiny import CAMERAS, equal, tiny_cfg
 from torch import nn
 from triplets import catch_message
-from weight_files import hub_cache, random_tensors, save_safetensors, save_torch, timm_weights
+from weight_files import (
+    classifier_weights,
+    hub_cache,
+    random_tensors,
+    save_safetensors,
+    save_torch,
+    timm_weights,
+)
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.backbones import make_backbone
@@ -196,20 +202,13 @@ def tiny_backbone(*opts):
     return make_backbone(tiny_cfg(*opts), CAMERAS)
 
 
-def pretrained_timm(side=6):
-    """Weights of a classifier like the tiny backbone, for square images: side² patches and a head for ten classes."""
-    torch.manual_seed(3)
-    vit = timm.create_model("test_vit", num_classes=10, img_size=8 * side, patch_size=8)
-    return {name: torch.randn_like(tensor) for name, tensor in vit.state_dict().items()}
-
-
 @pytest.mark.parametrize(
     ("side", "size"), [(6, [48, 48]), (8, [128, 32])], ids=["the same grid", "a grid of as many"]
 )
 def test_positions_of_a_square_are_resized_unless_the_grid_is_the_same(tmp_path, side, size):
     backbone, weights = (
         tiny_backbone("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size),
-        pretrained_timm(side=side),
+        classifier_weights(side),
     )
     torch.save(weights, tmp_path / "w.pth")
     load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
@@ -218,7 +217,7 @@ def test_positions_of_a_square_are_resized_unless_the_grid_is_the_same(tmp_path,
 
 
 def test_what_does_not_fit_is_reported_and_left_alone(tmp_path):
-    backbone, weights = tiny_backbone(), pretrained_timm()
+    backbone, weights = tiny_backbone(), classifier_weights(6)
     before = copy.deepcopy(backbone.vit.state_dict())
     left = ["blocks.0.norm1.bias", "norm.weight"]
     del weights["norm.weight"]
