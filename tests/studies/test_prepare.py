@@ -2,6 +2,7 @@
 
 import csv
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,13 +15,8 @@ from studies import prepare
 
 
 @pytest.fixture
-def run(command):
-    def run(*words):
-        code, stdout, stderr = command(prepare.main, *words)
-        assert code == 0, stderr
-        return stdout
-
-    return run
+def run(success):
+    return partial(success, prepare.main)
 
 
 def photo(path, size=(30, 20)):

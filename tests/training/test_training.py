@@ -31,15 +31,14 @@ IDENTITIES = 6
 
 
 @pytest.fixture
-def train(command, tiny_root, tmp_path):
+def train(success, tiny_root, tmp_path):
     """Call train_net.py with some more words, evaluating at the end: → the folder of the run and its configuration."""
 
     def call(*more, name="run"):
         end = ("SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99")
         seed = ("SOLVER.SEED", shift_seed(1111))
         words = cli_args_for(tiny_root, *end, *seed, "OUTPUT_DIR", tmp_path / name, *more)
-        code, _, stderr = command(train_net.main, *words)
-        assert code == 0, stderr
+        success(train_net.main, *words)
         return tmp_path / name, load_cfg(CONFIG, words[2:])
 
     return call
