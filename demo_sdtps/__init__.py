@@ -7,35 +7,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from demo_sdtps.config.load import get_cfg, load_cfg
-    from demo_sdtps.modeling.demo import make_model
-    from demo_sdtps.modeling.losses import distill_loss, feature_distill_loss
-    from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-    from demo_sdtps.plug_in.hosts import add_config
-    from demo_sdtps.plug_in.patch import patch
-    from demo_sdtps.retrieval.features import Features
-    from demo_sdtps.retrieval.reid import Extractor, load
-    from demo_sdtps.training.reid import train
-    from vit_slim import UserError, slim, slim_loss, unslim
-
-__all__ = [
-    "Extractor",
-    "Features",
-    "MultiModalSDTPS",
-    "UserError",
-    "add_config",
-    "distill_loss",
-    "feature_distill_loss",
-    "get_cfg",
-    "load",
-    "load_cfg",
-    "make_model",
-    "patch",
-    "slim",
-    "slim_loss",
-    "train",
-    "unslim",
-]
+    from demo_sdtps.config.load import get_cfg as get_cfg
+    from demo_sdtps.config.load import load_cfg as load_cfg
+    from demo_sdtps.modeling.demo import make_model as make_model
+    from demo_sdtps.modeling.losses import distill_loss as distill_loss
+    from demo_sdtps.modeling.losses import feature_distill_loss as feature_distill_loss
+    from demo_sdtps.modeling.sdtps import MultiModalSDTPS as MultiModalSDTPS
+    from demo_sdtps.plug_in.hosts import add_config as add_config
+    from demo_sdtps.plug_in.patch import patch as patch
+    from demo_sdtps.retrieval.features import Features as Features
+    from demo_sdtps.retrieval.reid import Extractor as Extractor
+    from demo_sdtps.retrieval.reid import load as load
+    from demo_sdtps.training.reid import train as train
+    from vit_slim import UserError as UserError
+    from vit_slim import slim as slim
+    from vit_slim import slim_loss as slim_loss
+    from vit_slim import unslim as unslim
 
 __version__ = "0.3.0"
 
@@ -57,6 +44,8 @@ MODULES = {
     "train": "demo_sdtps.training.reid",
     "unslim": "vit_slim",
 }
+
+__all__ = [*MODULES]
 
 
 def __getattr__(name: str) -> object:

@@ -26,8 +26,8 @@ RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
 
 # MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (modeling/backbones.py)
 CLIP_BACKBONE = "ViT-B-16"
-# values of MODEL.PRETRAIN_PATH_T that are no file: timm downloads the weights; they are random, '' with a warning
-HUB, RANDOM_WEIGHTS = "hub", ("", "none")
+# the value of MODEL.PRETRAIN_PATH_T by which timm downloads the weights
+HUB = "hub"
 SCRATCH = "RGBNT201/DeMo_SDTPS_tiny trains without any download"
 # arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals
 SDTPS_ARGUMENTS = (

@@ -93,7 +93,6 @@ def find_config(name: str | Path, folder: str = "") -> Path:
 
 def read_config(path: Path) -> dict[str, object]:
     """Values by full key of a YAML file on those of its `_BASE_: file`, which fvcore reads; an empty section changes none."""
-
     from fvcore.common.config import CfgNode as BasedCfgNode
 
     class File(BasedCfgNode):

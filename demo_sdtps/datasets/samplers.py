@@ -86,7 +86,6 @@ class ShuffledBatchSampler(EpochBatchSampler):
         self.count, self.batch_size = count, batch_size
 
     def draw(self, generator: torch.Generator) -> Iterator[list[int]]:
-        order = torch.randperm(self.count, generator=generator)
-        yield from (
-            order[: self.count - self.count % self.batch_size].view(-1, self.batch_size).tolist()
-        )
+        whole = self.count - self.count % self.batch_size
+        order = torch.randperm(self.count, generator=generator)[:whole]
+        yield from order.view(-1, self.batch_size).tolist()

@@ -218,11 +218,12 @@ class DeMo(nn.Module):
 
     def forward_head(self, encoded: EncodedTriplets) -> dict[str, torch.Tensor]:
         """Encoded triplets → the feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
-        features, global_feats = {}, encoded.global_feats
-        patches, selected = self.fusion_tokens(encoded)
-        if selected:
+        features, global_feats, patches = {}, encoded.global_feats, encoded.tokens
+        if self.sdtps:
+            selected = {name: each.tokens for name, each in self.select_patches(encoded).items()}
             means = [tokens.mean(dim=1) for tokens in selected.values()]
             features["sdtps"] = torch.cat(means, dim=-1)
+            patches = selected if self.sdtps_feeds_hdm else patches
         if self.hdm:
             decoupled = self.hdm(patches, global_feats)
             features["moe"] = self.atmoe(decoupled) if self.atmoe else decoupled.flatten(1)
@@ -241,13 +242,6 @@ class DeMo(nn.Module):
             for name, feature in features.items():
                 features[name] = self.heads.get_submodule(f"{name}.bottleneck")(feature)
         return self.layout.split(self.layout.join(features))
-
-    def fusion_tokens(self, encoded: EncodedTriplets) -> tuple[ByModality, ByModality]:
-        """The tokens (B, n, C) that HDM reads, and those that SDTPS makes of the patches, {} without SDTPS."""
-        if self.sdtps is None:
-            return encoded.tokens, {}
-        selected = {name: each.tokens for name, each in self.select_patches(encoded).items()}
-        return selected if self.sdtps_feeds_hdm else encoded.tokens, selected
 
     def select_patches(self, encoded: EncodedTriplets) -> dict[str, Selection]:
         """What SDTPS makes of the patches, by modality."""

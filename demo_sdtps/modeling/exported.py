@@ -57,7 +57,6 @@ class ExportedModel:
         self.cameras: int = self.about["cameras"]
         self.columns = {int(name): slice(*ends) for name, ends in self.about["columns"].items()}
         self.widths = {name: each.stop - each.start for name, each in self.columns.items()}
-        self.width = max(each.stop for each in self.columns.values())
 
     def check_settings(self, cfg: CfgNode) -> None:
         """Raise `UserError` where a configuration differs from the file's in what the graph fixes."""

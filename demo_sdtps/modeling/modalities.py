@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from demo_sdtps.config import RETURN_PATTERNS
-
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
 SUBSETS = {
@@ -70,10 +68,8 @@ def make_layout(
     if subsets:
         enhanced["moe"] = len(subsets) * width
     original = {"original": whole} if one_head else dict.fromkeys(modalities, width)
-    columns = slice(whole), slice(whole if enhanced else 0, None), slice(None)
+    columns = {1: slice(whole), 2: slice(whole if enhanced else 0, None), 3: slice(None)}
     unfused = [frozenset({modality}) for modality in modalities]
     added = unfused * has_sdtps + [frozenset(names) for names in subsets]
-    sources = unfused, added or unfused, unfused + added
-    columns_of = dict(zip(RETURN_PATTERNS, columns, strict=True))
-    sources_of = dict(zip(RETURN_PATTERNS, sources, strict=True))
-    return FeatureLayout(enhanced | original, tuple(enhanced), columns_of, sources_of)
+    sources = {1: unfused, 2: added or unfused, 3: unfused + added}
+    return FeatureLayout(enhanced | original, tuple(enhanced), columns, sources)

@@ -117,7 +117,7 @@ def _replaced(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     scaled = [*expanding, *((mlp.fc2, "weight") for mlp in mlps)]
     layers = castable_layers(model)
     pairs = [(layer, name) for layer in layers for name, _ in layer.named_parameters(recurse=False)]
-    parameters = [*scaled, *(pair for pair in pairs if pair not in scaled)]
+    parameters = list(dict.fromkeys([*scaled, *pairs]))
     weights = [layer._parameters[name] for layer, name in parameters]
     copies = Cast.apply(dtype, len(expanding), len(mlps), *weights)
     try:

@@ -80,14 +80,6 @@ def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
     return (*record.sdtps_tokens, *inputs[3:]) if record else None
 
 
-def _with_scaled_gradient(tensor: torch.Tensor, weight: float) -> torch.Tensor:
-    """The tensor as it is; its gradient times a weight."""
-    copy = tensor.view_as(tensor)
-    if copy.requires_grad:
-        copy.register_hook(lambda gradient: weight * gradient)
-    return copy
-
-
 class SDTPSForward(nn.Module):
     """The forward of a model with SDTPS."""
 
@@ -123,11 +115,12 @@ class SDTPSForward(nn.Module):
 
     def _pair(self, feature: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and feature of SDTPS. The host's loop adds the losses of all pairs as they are."""
-        logits, weight = (
-            self.classifier_sdtps(self.bottleneck_sdtps(feature)),
-            self.sdtps_loss_weight,
-        )
-        return _with_scaled_gradient(logits, weight), _with_scaled_gradient(feature, weight)
+        logits = self.classifier_sdtps(self.bottleneck_sdtps(feature))
+        pair = logits.view_as(logits), feature.view_as(feature)
+        for copy in pair:
+            if copy.requires_grad:
+                copy.register_hook(lambda gradient: self.sdtps_loss_weight * gradient)
+        return pair
 
 
 def patch(model: Any, cfg: CfgNode) -> Any:

@@ -116,8 +116,7 @@ def analyse(
     methods = progress(EMBEDDING_METHODS.items(), "features in two dimensions", unit="method")
     # JSON has no NaN
     precisions = [None if each != each else each for each in scores.average_precision.tolist()]
-    firsts = scores.first_match.tolist()
-    each_query = zip(data.query.tolist(), precisions, firsts, strict=True)
+    columns = data.query.tolist(), precisions, scores.first_match.tolist()
 
     def record(patterns: dict[int, torch.Tensor]) -> tables.Record:
         """The record of features (samples, D) by return pattern."""
@@ -134,7 +133,7 @@ def analyse(
         "samples": [vars(sample) for sample in data.samples],
         "queries": [
             {"sample": sample, "average_precision": average, "first_match": rank}
-            for sample, average, rank in each_query
+            for sample, average, rank in zip(*columns, strict=True)
         ],
         "rank_lists": [
             {"query": q, "nearest": [h._asdict() | {"sample": gallery[h.sample]} for h in hits]}

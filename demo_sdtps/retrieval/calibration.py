@@ -72,9 +72,8 @@ def label_distances(cfg: CfgNode, samples: Sequence[Sample]) -> Iterator[tuple[i
     reid = make_extractor(cfg).to(choose_device(cfg))
     cfg, cases = with_values(cfg, {"TEST.FEAT_NORM": "yes"}), missing_cases(reid.model.modalities)
     data, whole = make_test_data(cfg, samples, samples), frozenset(reid.model.modalities)
-    numbers = reid.camera_numbers(
-        [one.camera_name or None for one in data.samples], len(data.samples)
-    )
+    names = [one.camera_name or None for one in data.samples]
+    numbers = reid.camera_numbers(names, len(names))
     known = [replace(one, camera=number) for one, number in zip(data.samples, numbers, strict=True)]
     extracted = extract_features(cfg, reid.model, test_loader(cfg, known), [*cases.values()])
     for pattern in extracted[0]:
@@ -85,9 +84,8 @@ def label_distances(cfg: CfgNode, samples: Sequence[Sample]) -> Iterator[tuple[i
             labels = data.labels[0].select(rows)
             if len(rows):
                 sides[set_name(whole - missing)] = (values[rows], present[rows]), labels
-        for (one, (query, own)), (other, (gallery, others)) in combinations_with_replacement(
-            sides.items(), 2
-        ):
+        cells = combinations_with_replacement(sides.items(), 2)
+        for (one, (query, own)), (other, (gallery, others)) in cells:
             distances = set_distances(comparison, query, gallery).numpy()
             if np.isfinite(distances).all():  # there is a modality in common
                 identities, cameras = (own.identity, others.identity), (own.key, others.key)

@@ -107,10 +107,8 @@ class Features:
     @staticmethod
     def concatenate(features: "Sequence[Features]") -> "Features":
         """The rows of several, in their order."""
-        values, present = (
-            [getattr(one, name) for one in features] for name in ("values", "present")
-        )
-        return Features(np.concatenate(values), np.concatenate(present))
+        columns = ([getattr(one, name) for one in features] for name in ("values", "present"))
+        return Features(*map(np.concatenate, columns))
 
 
 def describe_features(cfg: CfgNode, pattern: int) -> dict[str, Any]:

@@ -64,11 +64,10 @@ def write_onnx(extractor: Extractor, path: Path) -> str:
         logging.getLogger(logger).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shapes = (tuple({0: batch} for _ in inputs),)
         program = torch.onnx.export(
             graph,
             (*inputs.values(),),
-            dynamic_shapes=shapes,
+            dynamic_shapes=(tuple({0: batch} for _ in inputs),),
             dynamo=True,
             verbose=False,
             input_names=[*inputs],

@@ -277,20 +277,16 @@ class Extractor(
         )
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        file = save_directory / loading.SAVED
-        save_model(self, str(file))
+        save_model(self, str(save_directory / loading.SAVED))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """README.md of `save_pretrained`: data set, configuration and, where they are known, metrics and commit."""
         default = flatten(get_cfg())
         values = flatten(self.cfg).items()
         changed = {k: v for k, v in values if k not in UNSHARED and v != default[k]}
-        metrics = {
-            pattern: {
-                name: row[name] for name in tables.MEASURES if name in row
-            }  # config.json sorts them
-            for pattern, row in (self.origin.get("metrics") or {}).items()
-        }
+        rows = (self.origin.get("metrics") or {}).items()
+        # config.json sorts them
+        metrics = {n: {k: row[k] for k in tables.MEASURES if k in row} for n, row in rows}
         images = ", ".join(f'{name.lower()}="{name.lower()}.jpg"' for name in self.model.modalities)
         about = self.origin | {
             "images": images,

@@ -50,8 +50,6 @@ COLUMNS = ("name", *map(str.lower, MODALITIES), "stamps", "present")
 NUMBERS = {"int64": r"-?(0|[1-9]\d{0,17})", "float64": r"-?(0|[1-9]\d{0,9})(\.\d{1,5})?"}
 """Arrow's types of labels, by what all of a column's texts are, which keep 18 and 15 digits apart; others stay texts."""
 
-Extract = Callable[[Sequence[Triplet]], np.ndarray]  # features (n, D) float32 of triplets
-
 
 class Hit(NamedTuple):
     """A triplet of the gallery, its distance, the score that hits are ordered by and, with a calibration, the probability that
@@ -116,8 +114,7 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     if queries and len(stored):
         triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
         calibration = None if arguments.re_rank else reid.calibrations.get(pattern)
-        sides = query, stored, side
-        hits = find_hits(arguments, comparison, queries, *sides, triplets, calibration)
+        hits = find_hits(arguments, comparison, queries, query, stored, side, triplets, calibration)
     return SearchResult(queries, hits, broken, reid, cameras)
 
 
@@ -243,7 +240,7 @@ def update(
     table: Table,
     gallery: Path,
     triplets: Sequence[Triplet],
-    extract: Extract,
+    extract: Callable[[Sequence[Triplet]], np.ndarray],
     check: Callable[[Sequence[Triplet]], list[Triplet]] = list,
 ) -> Changes:
     """Bring a table up to date with its gallery. New and changed triplets are extracted as `check` returns them; those that it

@@ -1,7 +1,6 @@
 """Optimisers, parameter groups and the learning-rate schedule (docs/method.md)."""
 
 from collections import defaultdict
-from collections.abc import Callable
 
 import torch
 from timm.scheduler import CosineLRScheduler
@@ -25,13 +24,6 @@ def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
             rate = backbone.learning_rate(solver.BASE_LR)
         return rate, solver.WEIGHT_DECAY_BIAS if is_bias else solver.WEIGHT_DECAY
 
-    return group_parameters(model, rate_and_decay)
-
-
-def group_parameters(
-    model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]
-) -> list[dict]:
-    """Trainable parameters, one group per (learning rate, weight decay), which `rate_and_decay` gives by parameter name."""
     groups = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -45,18 +37,16 @@ def group_parameters(
 def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
     """SOLVER.OPTIMIZER_NAME over `parameter_groups`."""
     # torch's fused SGD starts its momentum from uninitialised memory where a GradScaler skips the first step.
-    extra = (
-        {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {"fused": True}
-    )
-    return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), **extra)
+    name = cfg.SOLVER.OPTIMIZER_NAME
+    extra = {"momentum": cfg.SOLVER.MOMENTUM} if name == "SGD" else {"fused": True}
+    return getattr(torch.optim, name)(parameter_groups(cfg, model), **extra)
 
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
     """SGD without momentum over the centers at SOLVER.CENTER_LR."""
     # Centers follow the unweighted loss: dividing the learning rate undoes CENTER_LOSS_WEIGHT in the gradient.
-    return torch.optim.SGD(
-        center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT
-    )
+    rate = cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT
+    return torch.optim.SGD(center_losses.parameters(), lr=rate)
 
 
 def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:

@@ -221,7 +221,6 @@ class Run:
 
     def save(self) -> None:
         """Write last.pth, from which the run is continued. Learning rates and batches follow from the epoch."""
-        states = all_gather_object(random_states())
         state = {
             **self.about,
             "epochs": self.cfg.SOLVER.MAX_EPOCHS,
@@ -229,7 +228,7 @@ class Run:
             "records": self.records,
             "scaler": self.scaler.state_dict(),
             "digest": self.digest,
-            "random": states,
+            "random": all_gather_object(random_states()),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             **{name: module.state_dict() for name, module in self.others.items()},
         }
@@ -314,9 +313,7 @@ def set_random_states(states: Mapping) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available():
-        for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(state, device)
+    torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
 
 
 @contextmanager
@@ -332,8 +329,7 @@ def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]
         "versions": versions(device),
         "machine": machine(device),
     }
-    start = {"seed": cfg.SOLVER.SEED, "start": cfg.TEST.WEIGHT}
-    record = {"status": "running", **start, **now}
+    record = {"status": "running", "seed": cfg.SOLVER.SEED, "start": cfg.TEST.WEIGHT, **now}
     if epoch:
         before = read_run(path.parent)
         differences = [

@@ -71,27 +71,25 @@ def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_profile_of_a_checkpoint(command, refusal, tmp_path, caplog):
+def test_profile_of_a_checkpoint(success, refusal, tmp_path, caplog):
     """With its configuration, identities and cameras, no operator left out; other numbers and another model are refused."""
     words = cli_args_for("nowhere", "MODEL.HDM", "True")
     weight = checkpoint_file(tmp_path / "x.pth", load_cfg(CONFIG, words[2:]), classes=9, cameras=3)
-    code, stdout, stderr = command(evaluate.flops, "--weight", weight)
-    assert code == 0, stderr
+    stdout = success(evaluate.flops, "--weight", weight)
     assert "Not counted" not in caplog.text
     sizes = ("--num_class", "9", "--camera_num", "3")
-    assert stdout == command(evaluate.flops, *words, *sizes)[1]
-    assert stdout == command(evaluate.flops, *words, *sizes, "--weight", weight)[1]
+    assert stdout == success(evaluate.flops, *words, *sizes)
+    assert stdout == success(evaluate.flops, *words, *sizes, "--weight", weight)
     for other in (("--num_class", "8"), ("MODEL.HDM", "False")):
         assert str(weight) in refusal(evaluate.flops, "--weight", weight, *other)
     assert "--weight" in refusal(evaluate.flops)
 
 
-def test_the_share_of_the_dense_model_is_of_its_own_total(command):
+def test_the_share_of_the_dense_model_is_of_its_own_total(success):
     slim = shlex.split("MODEL.SLIM_SCORE saliency MODEL.SLIM_BLOCKS [0] MODEL.SLIM_KEEP [0.5]")
     totals = []
     for words in ([], slim):
-        code, stdout, stderr = command(evaluate.flops, *cli_args_for("nowhere", *words))
-        assert code == 0, stderr
+        stdout = success(evaluate.flops, *cli_args_for("nowhere", *words))
         totals.append(parse_rows(stdout.partition("share of")[0])["total"][1])
         shares = re.findall(r"^share of the dense model's ([\d.]+) GMACs: ([\d.]+)%$", stdout, re.M)
     ((whole, share),) = shares

@@ -247,7 +247,6 @@ EXACT = {
         three(np.uint8(255) * (GREY > 99)),
     ),
     "PNG, palette with transparent colours": (palette(transparency=b"\x00\x80\xff"), PALETTE),
-    "PNG, grey of 16 bits": (make_writer(GREY_16), three(GREY_16 >> 8)),
     "PNG, turned by its header": (make_writer(COLOURS, exif=TURNED), COLOURS),
     "TIFF, grey of 16 bits": (make_writer(GREY_16, "TIFF"), three(GREY_16 >> 8)),
     "TIFF, CMYK": (make_writer(CMYK, "TIFF"), np.asarray(CMYK.convert("RGB"))),

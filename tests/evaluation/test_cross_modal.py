@@ -29,7 +29,7 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.distances import k_reciprocal, rerank
 from demo_sdtps.evaluation.protocol import (
     CASES,
-    extract_features,
+    extract_cases,
     extract_patterns,
     load_model_and_data,
     make_test_data,
@@ -126,9 +126,7 @@ def test_matrices_of_all_sets(how, pattern, loaded, fused_words, success, tmp_pa
             assert is_equal or (how != "all" and name != "RNT"), (measure, name)
 
     cfg, model, data = loaded
-    features = dict(
-        zip(CASES, extract_features(cfg, model, data.loader, list(CASES.values())), strict=True)
-    )
+    features = extract_cases(cfg, model, data, CASES)
     sources = [*(OWN * (pattern != 2)), *OWN, *SUBSETS.values()]
     for query_set, gallery_set in (("R", "NT"), ("RT", "T"), ("RNT", "RN")):
         query, gallery = (
@@ -179,9 +177,7 @@ def test_a_triplet_that_lacks_images_is_compared_by_those_that_it_has(loaded):
     cfg, model, data = loaded
     sets = shuffled(generator(5), 5)[: len(data.samples)]
     data = replace(data, present=present_in(sets))
-    by_case = dict(
-        zip(CASES, extract_features(cfg, model, data.loader, list(CASES.values())), strict=True)
-    )
+    by_case = extract_cases(cfg, model, data, CASES)
     case_of = {frozenset(MODALITIES) - missing: case for case, missing in CASES.items()}
 
     def features_in(modalities):

@@ -7,6 +7,7 @@ from commands import squared_distances
 from golden_cases import load_case
 from numeric import assert_close, generator, tolerance
 from ranking_cases import LargestResult, rank_distances
+from tiny import equal
 
 from demo_sdtps.evaluation import distances
 from demo_sdtps.evaluation.distances import Comparison, complete_side, k_reciprocal
@@ -186,7 +187,7 @@ def test_features_are_normalised_and_left_as_they_are():
     sides = clusters(11)
     copies = [side.clone() for side in sides]
     actual = k_reciprocal(*sides, 9, 4)
-    assert all(torch.equal(side, copy) for side, copy in zip(sides, copies, strict=True))
+    assert equal(sides, copies)
     longer = [side * torch.arange(1, len(side) + 1)[:, None] for side in sides]
     assert_same(k_reciprocal(*longer, 9, 4), by_loops(*sides, 9, 4), sides)
     assert torch.equal(k_reciprocal(*sides, 9, 4), actual)

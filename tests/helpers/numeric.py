@@ -87,6 +87,15 @@ def assert_order(order, values, allowed: float) -> None:
     )
 
 
+def random_sum(seed, outputs):
+    """A scalar that depends on every number of `outputs`, differently."""
+    draws = generator(seed)
+    return sum(
+        (output * torch.randn(output.shape, generator=draws).to(output.dtype)).sum()
+        for output in outputs
+    )
+
+
 def with_gradient(loss, tensor):
     leaf = tensor.clone().requires_grad_()
     value = loss(leaf)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, generator, shift_seed, tolerance
+from numeric import assert_close, generator, random_sum, shift_seed, tolerance
 from sdtps_cases import assert_gradients_equal
-from tiny import DINOV3, EVA02, MIXED, REGISTERS, disturb, sums_of_a_block
+from tiny import DINOV3, EVA02, MIXED, REGISTERS, disturb, equal, sums_of_a_block
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -230,8 +230,8 @@ def compare(case, score, blocks, keep, slow_score, images=None, **settings):
 
 def probe_gradients(output, named):
     """By name, of a random sum of an output."""
-    probe = torch.randn(output.shape, generator=generator(7), dtype=output.dtype)
-    gradients = torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True)
+    total = random_sum(7, [output])
+    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
     return dict(zip(named, gradients, strict=True))
 
 
@@ -241,11 +241,7 @@ def step(call, model, images, forwards=1):
     torch.manual_seed(shift_seed(3))
     images = [image.clone().requires_grad_() for image in images.chunk(forwards)]
     outputs = [call(model, image) for image in images]
-    draws = generator(5)
-    sum(
-        (output * torch.randn(output.shape, generator=draws, dtype=output.dtype)).sum()
-        for output in outputs
-    ).backward()
+    random_sum(5, outputs).backward()
     named = {name: parameter.grad for name, parameter in model.named_parameters()}
     return outputs, named | {f"images.{number}": image.grad for number, image in enumerate(images)}
 
@@ -254,7 +250,7 @@ def agree(call, plain, recomputing, images, forwards=1):
     (outputs, actual), (expected, gradients) = (
         step(call, model, images, forwards) for model in (recomputing, plain)
     )
-    assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+    assert equal(outputs, expected)
     assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
     assert_gradients_equal(actual, gradients, BACK)
 

@@ -30,8 +30,11 @@ CLASSES, CAMERAS = 5, 4
 UNSIZED = ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST")
 
 
-def equal(features, others):
-    return all(torch.equal(one, other) for one, other in zip(features, others, strict=True))
+def equal(tensors, others):
+    """Whether sequences of tensors, or those of a mapping and of the same names in another, are equal to the last bit."""
+    if isinstance(tensors, dict):
+        tensors, others = tensors.values(), [others[name] for name in tensors]
+    return all(map(torch.equal, tensors, others)) and len(tensors) == len(others)
 
 
 def make_replicas(model, count):

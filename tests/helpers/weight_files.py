@@ -35,6 +35,12 @@ def timm_weights(name, seed, dtype=torch.float32):
     return random_tensors(shapes, seed, dtype)
 
 
+def classifier_weights(side):
+    """Of a small one like the tiny backbone, for square images: side² patches and a head for ten classes."""
+    vit = timm.create_model("test_vit", num_classes=10, img_size=8 * side, patch_size=8)
+    return {name: torch.randn_like(tensor) for name, tensor in vit.state_dict().items()}
+
+
 def hub_cache(folder, name):
     """Write random weights of timm's `name` into a cache of the hub, as a download leaves them → these weights."""
     tag = timm.models.get_pretrained_cfg(name)

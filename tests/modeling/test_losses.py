@@ -141,6 +141,11 @@ WIDTHS = (10, 4)
 CENTER = ["MODEL.METRIC_LOSS_TYPE", "triplet_center"]
 
 
+def draw_centers(cfg):
+    torch.manual_seed(shift_seed(2))
+    return make_center_losses(cfg, 6, WIDTHS)
+
+
 def draw_pairs(classes=6):
     """(logits, feature) pairs of the WIDTHS for one batch, as a flat list, and its labels."""
     outputs = []
@@ -187,9 +192,7 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, m
     weights = "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
     kinds = f"MODEL.METRIC_LOSS_TYPE {kind} DATALOADER.SAMPLER {sampler}"
     cfg = tiny_cfg(*opts.split(), *kinds.split(), *weights.split())
-    torch.manual_seed(shift_seed(2))
-    losses = make_center_losses(cfg, 6, WIDTHS)
-    outputs, labels = draw_pairs()
+    losses, (outputs, labels) = draw_centers(cfg), draw_pairs()
     expected = scale = 0.0 if auxiliary is None else float(auxiliary.mean())
     for index, weight in enumerate(PAIRS.values()):
         logits, features = (tensor.double() for tensor in outputs[2 * index : 2 * index + 2])
@@ -207,9 +210,7 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, m
 
 def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
     cfg = tiny_cfg(*CENTER, "MODEL.TRIPLET_LOSS_WEIGHT", "3")
-    torch.manual_seed(shift_seed(2))
-    losses = make_center_losses(cfg, 6, WIDTHS)
-    outputs, labels = draw_pairs()
+    losses, (outputs, labels) = draw_centers(cfg), draw_pairs()
     *outputs, auxiliary = (tensor.requires_grad_() for tensor in (*outputs, torch.tensor([0.5])))
     total, parts = total_loss(cfg, make_output(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
     names = [f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center")]
@@ -251,7 +252,7 @@ def test_center_is_computed_in_float32_under_autocast():
     outputs, labels = draw_pairs()
     half = [tensor.bfloat16() for tensor in outputs]
     cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
-    losses = make_center_losses(cfg, 6, WIDTHS)
+    losses = draw_centers(cfg)
     whole = make_output([tensor.float() for tensor in half], PAIRS)
     expected, _ = total_loss(cfg, whole, labels, PAIRS, losses)
     with torch.autocast("cpu", torch.bfloat16):

@@ -8,7 +8,7 @@ from commands import FUSION, near, parse_table, read_cases, table_rows
 from golden_cases import relative_error
 from numeric import assert_close, shift_seed
 from return_patterns import expected_patterns
-from tiny import CAMERAS, SHALLOW, clear, pairs, random_images, tiny_cfg, tiny_model
+from tiny import CAMERAS, SHALLOW, clear, equal, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
@@ -89,7 +89,7 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
         complete, *_ = extract_patterns(model.eval(), images, cameras, CASES)
         actual.append([torch.as_tensor(value) for value in (*pairs(trained), *complete.values())])
     assert len(actual[0]) == 3 * 2 + 3
-    assert all(torch.equal(one, other) for one, other in zip(*actual, strict=True))
+    assert equal(*actual)
 
 
 def backbone_inputs(model, call):

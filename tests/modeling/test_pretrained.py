@@ -1,17 +1,24 @@
 """Published weights of Vision Transformers, from every container into the backbone; what does not fit, and timm's hub."""
 
+import copy
 import math
 from functools import lru_cache, partial
 
 import huggingface_hub
 import pytest
-import timm
 import torch
 from timm.models.vision_transformer import _convert_openai_clip
-from tiny import CAMERAS, tiny_cfg
+from tiny import CAMERAS, equal, tiny_cfg
 from torch import nn
 from triplets import catch_message
-from weight_files import hub_cache, random_tensors, save_safetensors, save_torch, timm_weights
+from weight_files import (
+    classifier_weights,
+    hub_cache,
+    random_tensors,
+    save_safetensors,
+    save_torch,
+    timm_weights,
+)
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.backbones import make_backbone
@@ -195,20 +202,13 @@ def tiny_backbone(*opts):
     return make_backbone(tiny_cfg(*opts), CAMERAS)
 
 
-def pretrained_timm(side=6):
-    """Weights of a classifier like the tiny backbone, for square images: side² patches and a head for ten classes."""
-    torch.manual_seed(3)
-    vit = timm.create_model("test_vit", num_classes=10, img_size=8 * side, patch_size=8)
-    return {name: torch.randn_like(tensor) for name, tensor in vit.state_dict().items()}
-
-
 @pytest.mark.parametrize(
     ("side", "size"), [(6, [48, 48]), (8, [128, 32])], ids=["the same grid", "a grid of as many"]
 )
 def test_positions_of_a_square_are_resized_unless_the_grid_is_the_same(tmp_path, side, size):
     backbone, weights = (
         tiny_backbone("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size),
-        pretrained_timm(side=side),
+        classifier_weights(side),
     )
     torch.save(weights, tmp_path / "w.pth")
     load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
@@ -217,8 +217,8 @@ def test_positions_of_a_square_are_resized_unless_the_grid_is_the_same(tmp_path,
 
 
 def test_what_does_not_fit_is_reported_and_left_alone(tmp_path):
-    backbone, weights = tiny_backbone(), pretrained_timm()
-    before = {name: tensor.clone() for name, tensor in backbone.vit.state_dict().items()}
+    backbone, weights = tiny_backbone(), classifier_weights(6)
+    before = copy.deepcopy(backbone.vit.state_dict())
     left = ["blocks.0.norm1.bias", "norm.weight"]
     del weights["norm.weight"]
     weights["blocks.0.norm1.bias"] = torch.ones(7)
@@ -232,10 +232,10 @@ def test_what_does_not_fit_is_reported_and_left_alone(tmp_path):
 @pytest.mark.parametrize("source", ["", "none"])
 def test_random_weights_are_said_and_warned_of_unless_they_are_meant(source):
     backbone = tiny_backbone()
-    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    before = copy.deepcopy(backbone.state_dict())
     report = load_pretrained(backbone, "test_vit", source)
     assert "random" in report.lower() and report.startswith("WARNING: ") == (not source)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    assert equal(backbone.state_dict(), before)
 
 
 class Scaled(nn.Module):
@@ -256,8 +256,7 @@ MISTAKES = {
 def test_a_file_that_does_not_serve_is_named_and_the_backbone_left_as_it_was(tmp_path, make):
     make(tmp_path / "w.pt")
     backbone = tiny_backbone()
-    before = {key: tensor.clone() for key, tensor in backbone.vit.state_dict().items()}
+    before = copy.deepcopy(backbone.vit.state_dict())
     text = catch_message(lambda: load_pretrained(backbone, "test_vit", str(tmp_path / "w.pt")))
     assert str(tmp_path / "w.pt") in text
-    after = backbone.vit.state_dict().items()
-    assert all(torch.equal(tensor, before[key]) for key, tensor in after)
+    assert equal(backbone.vit.state_dict(), before)

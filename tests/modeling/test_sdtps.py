@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from numeric import assert_close, generator, shift_seed, tolerance
+from numeric import assert_close, random_sum, shift_seed, tolerance
 from sdtps_cases import PATH, assert_gradients_equal, build, draw
+from tiny import equal
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling import sdtps
@@ -21,15 +22,6 @@ SHAPES = [
     (5, 2, 11, 20, 0.75, 0.5, 0.5),
     (6, 2, 11, 12, 0.1, 1.0, 0.1),
 ]
-
-
-def random_sum(seed, outputs):
-    """A scalar that depends on every number of `outputs`, differently."""
-    draws = generator(seed)
-    return sum(
-        (output * torch.randn(output.shape, generator=draws).to(output.dtype)).sum()
-        for output in outputs
-    )
 
 
 def assert_like_reference(
@@ -212,7 +204,7 @@ def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
     expected, first, second = (module(*tokens, *global_feats) for module in (plain, gumbel, gumbel))
     assert torch.equal(torch.get_rng_state(), state)
     for outputs in (first, second):
-        assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+        assert equal(outputs, expected)
     assert not any(mask.requires_grad for mask in first[3:])
 
 

@@ -115,8 +115,7 @@ def test_off_changes_nothing_and_on_no_other_weight(build, host, opts):
     assert type(off) is type(untouched) and not off._forward_hooks
     before, state = untouched.state_dict(), on.state_dict()
     assert list(off.state_dict()) == list(before)
-    assert equal(off.state_dict().values(), before.values())
-    assert all(torch.equal(tensor, state[name]) for name, tensor in before.items())
+    assert equal(before, off.state_dict()) and equal(before, state)
     assert state["bottleneck_sdtps.weight"].eq(1).all()
     assert state["bottleneck_sdtps.bias"].eq(0).all()
     assert not on.bottleneck_sdtps.bias.requires_grad

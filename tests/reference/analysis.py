@@ -13,21 +13,17 @@ def ranking(row, identity, key, gallery_ids, gallery_keys):
     return sorted(entries)
 
 
+def match_ranks(entries):
+    return [rank for rank, (_, is_match, _) in enumerate(entries, start=1) if is_match]
+
+
 def average_precision(entries):
     """None without a match."""
-    hits, total = 0, 0.0
-    for rank, (_, is_match, _) in enumerate(entries, start=1):
-        if is_match:
-            hits += 1
-            total += hits / rank
-    return total / hits if hits else None
+    return mean([hits / rank for hits, rank in enumerate(match_ranks(entries), start=1)])
 
 
 def first_match(entries):
-    for rank, (_, is_match, _) in enumerate(entries, start=1):
-        if is_match:
-            return rank
-    return 0
+    return next(iter(match_ranks(entries)), 0)
 
 
 def mean(values):

@@ -58,44 +58,31 @@ class Fusion(nn.Module):
 class MixtureOfExperts(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.experts = nn.ModuleList(Experts(width // heads) for _ in range(heads))
-        self.gating_network = GatingNetwork(width, heads)
+        self.experts = nn.ModuleList(experts(width // heads) for _ in range(heads))
+        self.gating_network = nn.ModuleDict({"gate": Gate(width, heads)})
 
     def forward(self, features):
         """Seven features (B, C) → the same, weighted."""
-        gates = self.gating_network.gate(features)
+        gates = self.gating_network["gate"](features)
         weighted = []
         for number, feature in enumerate(features):
             outputs = []
             for head, chunk in enumerate(feature.chunk(len(self.experts), dim=1)):
-                outputs.append(
-                    gates[head][:, number, None] * self.experts[head].expertHead[number](chunk)
-                )
+                expert = self.experts[head]["expertHead"][number]["mlp"]
+                outputs.append(gates[head][:, number, None] * expert(chunk))
             weighted.append(torch.cat(outputs, dim=1))
         return weighted
 
 
-class Experts(nn.Module):
+def experts(width):
     """The seven experts of one head."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.expertHead = nn.ModuleList(Expert(width) for _ in MODALITIES_OF)
-
-
-class Expert(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(width, width), QuickGELU(), nn.BatchNorm1d(width))
-
-    def forward(self, tokens):
-        return self.mlp(tokens)
-
-
-class GatingNetwork(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.gate = Gate(width, heads)
+    layers = [
+        nn.Sequential(nn.Linear(width, width), QuickGELU(), nn.BatchNorm1d(width))
+        for _ in MODALITIES_OF
+    ]
+    return nn.ModuleDict(
+        {"expertHead": nn.ModuleList(nn.ModuleDict({"mlp": each}) for each in layers)}
+    )
 
 
 class Gate(nn.Module):

@@ -87,9 +87,10 @@ class Host(nn.Module):
         return total + (output[-1] if len(output) % 2 else 0)
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        return self.finish(
-            {name: self.BACKBONE(image)[1] for name, image in self.encoded_images(x).items()}
-        )
+        return self.encode(self.encoded_images(x))
+
+    def encode(self, images):
+        return self.finish({name: self.BACKBONE(image)[1] for name, image in images.items()})
 
     def finish(self, outputs, *tail):
         feature = torch.cat([outputs[name] for name in NAMES], dim=-1)
@@ -156,8 +157,8 @@ class Signal(Reshaping):
 class MFRNet(Host):
     """All modalities in one call."""
 
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        _, whole = self.BACKBONE(torch.cat(list(self.encoded_images(x).values())))
+    def encode(self, images):
+        _, whole = self.BACKBONE(torch.cat(list(images.values())))
         return self.finish(dict(zip(NAMES, whole.chunk(3), strict=True)), whole.square().mean())
 
 
@@ -174,8 +175,7 @@ class MDReID(Host):
             if self.training or name[0].lower() not in self.miss
         }
 
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        images = self.encoded_images(x)
+    def encode(self, images):
         whole = self.BACKBONE(torch.cat(list(images.values())))[1].chunk(len(images))
         return self.pair(torch.cat(whole, -1)) if self.training else torch.cat(whole, -1)
 
@@ -210,10 +210,8 @@ class TOPReID(Host):
     def build(self):
         self.NI, self.TI, self.RGB = (Backbone(Tower(tokens_first=False)) for _ in NAMES)
 
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        tokens = {
-            name: getattr(self, name)(image) for name, image in self.encoded_images(x).items()
-        }
+    def encode(self, images):
+        tokens = {name: getattr(self, name)(image) for name, image in images.items()}
         return self.finish(
             {name: whole + patches.mean(1) for name, (patches, whole) in tokens.items()},
             F.mse_loss(tokens["RGB"][0], tokens["NI"][0]),
@@ -229,8 +227,8 @@ class Uni_modal(Host):  # noqa: N801 (UPCL's name)
         pair, (other, _) = output
         return super().loss(pair) + other.square().mean()
 
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        outputs = {name: self.BACKBONE(image)[1] for name, image in self.encoded_images(x).items()}
+    def encode(self, images):
+        outputs = {name: self.BACKBONE(image)[1] for name, image in images.items()}
         return (
             (self.finish(outputs), (outputs["RGB1"], outputs["RGB"]))
             if self.training

@@ -44,11 +44,29 @@ def place(files, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run_search(command, weights, place):
-    """Call the command on `gallery` and `query`: → (exit code, stdout, stderr)."""
+def search_call(weights, place):
+    """The command on `gallery` and `query`, and its words."""
 
     def call(*words, query="query", gallery="gallery"):
         places = ("--gallery", gallery, "--query", query)
-        return command(search.main, "--weight", weights, *places, *words)
+        return (search.main, "--weight", weights, *places, *words)
 
     return call
+
+
+@pytest.fixture
+def run_search(command, search_call):
+    """Call it: → (exit code, stdout, stderr)."""
+    return lambda *words, **sides: command(*search_call(*words, **sides))
+
+
+@pytest.fixture
+def search_output(success, search_call):
+    """Call it, which must succeed: → what it prints."""
+    return lambda *words, **sides: success(*search_call(*words, **sides))
+
+
+@pytest.fixture
+def search_refusal(refusal, search_call):
+    """Call it, which must end with a sentence and change no file → the sentence."""
+    return lambda *words: refusal(*search_call(*words))

@@ -107,7 +107,7 @@ def test_images_are_resized_as_torch_resizes_them(files):
     assert np.abs(resized(pixels, (32, 16)) - by_torch.astype(int)).max() <= 1
 
 
-def test_commands_take_a_file_as_a_checkpoint(exported, tiny_root, command, tmp_path):
+def test_commands_take_a_file_as_a_checkpoint(exported, tiny_root, success, tmp_path):
     """mAP, exported features and hits of a search; a card is beside it and the origin in it."""
     checkpoint, file = exported
     scores, features, hits = [], [], []
@@ -121,8 +121,7 @@ def test_commands_take_a_file_as_a_checkpoint(exported, tiny_root, command, tmp_
             (commands.features, ("--output", outputs[1], *root)),
             (search.main, ("--csv", outputs[2], *asked)),
         ):
-            code, _, stderr = command(main, "--weight", weight, *words)
-            assert code == 0, stderr
+            success(main, "--weight", weight, *words)
         scores.append(read_scores(outputs[0]))
         features.append(np.load(outputs[1]))
         hits.append(read_rows(outputs[2]))

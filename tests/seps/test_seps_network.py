@@ -5,7 +5,8 @@ import inspect
 import pytest
 import torch
 from golden_cases import load_case, relative_error
-from numeric import assert_close, generator, shift_seed, with_gradient
+from numeric import assert_close, generator, random_sum, shift_seed, with_gradient
+from tiny import equal
 
 from seps import (
     HRPA,
@@ -164,10 +165,7 @@ def step(network, inputs):
     torch.manual_seed(shift_seed(3))
     similarity, masks = network(*inputs)
     outputs = [similarity, *(masks if isinstance(masks, tuple) else (masks,))]
-    draws = generator(4)
-    sum(
-        (output * torch.randn(output.shape, generator=draws)).sum() for output in outputs
-    ).backward()
+    random_sum(4, outputs).backward()
     gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
     gradients |= {"images": inputs[0].grad, "captions": inputs[1].grad}
     return outputs, {name: each for name, each in gradients.items() if each is not None}
@@ -199,8 +197,7 @@ def test_beta_is_the_weight_of_the_cosines():
 def test_gumbel_noise_shapes_the_gradient_alone(version):
     outputs, gradients = step(build(version, use_gumbel_softmax=True, gumbel_tau=0.5), draw())
     plain, others = step(build(version), draw())
-    for output, other in zip(outputs, plain, strict=True):
-        assert torch.equal(output, other)
+    assert equal(outputs, plain)
     assert all(gradient.isfinite().all() for gradient in gradients.values())
     if version != "open":  # whose scores have no gradient
         assert all(mask.requires_grad for mask in outputs[1:])
@@ -228,8 +225,7 @@ def test_padded_words_play_no_part(version):
     """Neither in values nor in gradients, whatever is there."""
     outputs, expected = step(build(version), draw(0.0))
     others, gradients = step(build(version), draw(float("nan")))
-    assert all(torch.equal(one, other) for one, other in zip(outputs, others, strict=True))
-    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+    assert equal(outputs, others) and equal(expected, gradients)
     assert gradients["captions"][1, 1:].eq(0).all() and gradients["captions"][1, 0].ne(0).any()
 
 

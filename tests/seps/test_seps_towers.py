@@ -5,14 +5,13 @@ import shlex
 from itertools import chain
 
 import pytest
-import timm
 import torch
 import transformers
 from numeric import assert_close, shift_seed
 from seps_tiny import cfg_for, save_bert
-from tiny import ENCODER, WIDTH
+from tiny import ENCODER, WIDTH, equal
 from triplets import catch_message
-from weight_files import save_torch
+from weight_files import classifier_weights, save_torch
 
 from seps.model import ImageTower, TextTower, load_tokenizer, make_seps
 
@@ -75,19 +74,13 @@ def test_a_swin_transformers_tokens_are_its_grid_row_by_row(bert):
 # Pretrained weights of the image tower
 
 
-def classifier():
-    torch.manual_seed(shift_seed(11))
-    vit = timm.create_model("test_vit", num_classes=10, img_size=32, patch_size=8)
-    return {name: torch.randn_like(tensor) for name, tensor in vit.state_dict().items()}
-
-
 def test_weights_from_a_file(bert, tmp_path):
-    weights = classifier()
+    weights = classifier_weights(4)
     save_torch(weights, tmp_path / "w.pth")
     tower = image_tower(bert)
     report = tower.load(str(tmp_path / "w.pth"))
     actual = tower.tower.state_dict()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in actual.items())
+    assert equal(actual, weights)
     assert report.endswith(f"{len(actual)} of {len(actual)} tensors loaded")
 
 

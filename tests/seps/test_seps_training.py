@@ -103,11 +103,10 @@ def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opt
 
 
 @pytest.mark.parametrize("split", ["test", "dev"])
-def test_the_test_command_gives_the_recorded_table(run_folder, command, tmp_path, split):
+def test_the_test_command_gives_the_recorded_table(run_folder, success, tmp_path, split):
     words = ("--config_file", run_folder / "config.yml", "--weight", run_folder / "last.pth")
     words = (*words, "--json", tmp_path / "x.json", "TEST.SPLIT", split)
-    code, stdout, stderr = command(seps.test, *words)
-    assert code == 0, stderr
+    stdout = success(seps.test, *words)
     content = json.loads((tmp_path / "x.json").read_text())
     assert content[split] == pytest.approx(load_records(run_folder)[-1][split])
     assert list(content) == ["caption", split]

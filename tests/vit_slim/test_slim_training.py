@@ -59,8 +59,12 @@ def pair(build, score="saliency", **settings):
 # Checkpointing
 
 
-@pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
-@pytest.mark.parametrize("kind", [*RECOMPUTED, "stem"])
+EACH_WAY = pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
+EACH_KIND = pytest.mark.parametrize("kind", [*RECOMPUTED, "stem"])
+
+
+@EACH_WAY
+@EACH_KIND
 @pytest.mark.parametrize("score", ["saliency", Learned])
 def test_recomputation_gives_the_same_gradients(score, kind, reentrant):
     """Of what is computed again, with numbers drawn in blocks, and several forwards before the backward pass."""
@@ -70,8 +74,8 @@ def test_recomputation_gives_the_same_gradients(score, kind, reentrant):
         agree(Tower.__call__, plain, recomputing(kind, reentrant), images, forwards)
 
 
-@pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
-@pytest.mark.parametrize("kind", [*RECOMPUTED, "stem"])
+@EACH_WAY
+@EACH_KIND
 @pytest.mark.parametrize("way", WAYS)
 def test_recomputation_of_several_images_of_a_forward(kind, way, reentrant):
     """Which keep one set; also where the loss is of some of them."""

@@ -16,7 +16,6 @@ from demo_sdtps.modeling.checkpoints.names import (
     FORMER,
     OUR_BACKBONE,
     from_demo,
-    is_demo,
     load_file,
     named_tensors,
     rename,
@@ -77,7 +76,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint of ours, or a bare state dict with our or DeMo's names, by a name as `weights_file` takes it."""
     path, content = _load(path)
     weights = {rename(name, [FORMER]): tensor for name, tensor in named_tensors(content).items()}
-    if is_demo(weights):
+    if any(name.startswith("BACKBONE.") for name in weights):  # DeMo's names
         weights = from_demo(weights)
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER)]
     if not classes:

@@ -173,11 +173,6 @@ def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     return weights
 
 
-def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:
-    """Whether these weights have DeMo's names."""
-    return any(name.removeprefix("module.").startswith("BACKBONE.") for name in state_dict)
-
-
 def rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
     """The name with the first of these beginnings that it has, if any, changed: (old, new)."""
     old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
