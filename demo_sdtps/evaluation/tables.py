@@ -139,6 +139,7 @@ def options(cfg: CfgNode) -> str:
     notes = (
         (f"without {' and '.join(missing)}", missing),
         ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
+        ("cameras unknown", cfg.TEST.UNKNOWN_CAMERAS),
         (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"),
         ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
         ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no"),
