@@ -94,11 +94,11 @@ def trace(to_graph, case, dense, model):
             assert_close(graph(images), case.call(model, images), *PATH)
 
 
-SHAPES = ({0: torch.export.Dim("batch", min=1, max=64)},)
+SHAPES = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=64)},)}
 
 
 def export(model, images):
-    return torch.export.export(model, images, dynamic_shapes=SHAPES).module()
+    return torch.export.export(model, images, **SHAPES).module()
 
 
 @torch.enable_grad()  # or the older exporter meets torch's fused attention, which it does not know
@@ -112,13 +112,13 @@ def to_onnx(model, images, **how):
 
 def to_openvino(model, images):
     openvino = pytest.importorskip("openvino")
-    model = copy.deepcopy(model).float()
-    converted = openvino.convert_model(model, example_input=images[0].float())
+    example = images[0].float()
+    converted = openvino.convert_model(copy.deepcopy(model).float(), example_input=example)
     graph = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda images: torch.from_numpy(graph(images.float().numpy())[0])
 
 
-dynamo = partial(to_onnx, dynamo=True, dynamic_shapes=SHAPES)
+dynamo = partial(to_onnx, dynamo=True, **SHAPES)
 older = partial(to_onnx, dynamo=False, dynamic_axes={"x": {0: "batch"}})
 
 
