@@ -51,6 +51,7 @@ SUMMARY = {
     "ToMe, half": "ToMe, 50 %",
     "EViT, half": "EViT, 52 %",
     "dropped, then merged by ToMe, half": "dropped then merged, 49 %",
+    "dropped, then merged by ToMe, a third": "dropped then merged, 35 %",
     "SDTPS": "SDTPS",
     "HDM and ATMoE": "HDM + ATMoE",
 }
