@@ -113,8 +113,8 @@ def to_onnx(model, images, **how):
 def to_openvino(model, images):
     openvino = pytest.importorskip("openvino")
     example = images[0].float()
-    converted = openvino.convert_model(copy.deepcopy(model).float(), example_input=example)
-    graph = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    graph = openvino.convert_model(copy.deepcopy(model).float(), example_input=example)
+    graph = openvino.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda images: torch.from_numpy(graph(images.float().numpy())[0])
 
 
