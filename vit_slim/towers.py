@@ -12,9 +12,10 @@ from torch import nn
 from vit_slim.errors import UserError
 
 NEEDS_ALL = (
-    "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos|Mixer|ViTMAE|MaskedImageModeling|Segmentation|"
-    r"DepthEstimation|ObjectDetection|PoseEstimation|Matting|Yolos|Dinov2\w*Backbone|DINOv3ViTBackbone"
+    "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos|Mixer|ViTMAE|MaskedImageModeling|"
+    "SemanticSegmentation|DepthEstimation|ObjectDetection"
 )
+OF_TRANSFORMERS = r"Segmentation|PoseEstimation|Matting|Yolos|Dinov2\w*Backbone|DINOv3ViTBackbone"
 """Parts of the names of classes that attend in windows or with fixed biases of positions, mix a fixed grid, mask patches at
 random, lay the patches out as a grid, or have tokens after them."""
 PREFIX_TOKENS = r"\b(cls|class|dist|distillation|reg|register)_(token|tokens|embedding)$"
@@ -56,7 +57,10 @@ def find_towers(
     tokens before the patches. Raises `UserError` for a model that token pruning does not fit."""
     modules, kind = dict(model.named_modules()), type(model).__name__
     for module in modules.values():
-        if re.search(NEEDS_ALL, type(module).__name__):
+        dense = type(module)
+        is_theirs = dense.__module__.startswith("transformers.")
+        names = f"{NEEDS_ALL}|{OF_TRANSFORMERS}" if is_theirs else NEEDS_ALL
+        if re.search(names, dense.__name__):
             raise UserError(
                 f"{type(module).__name__} in {kind} attends in windows or with fixed biases, masks patches at random, "
                 "lays them out as a grid or adds tokens after them, so that none can be left out; slim another backbone, or "

@@ -55,7 +55,8 @@ UNSHARED = (
     *("MODEL.PRETRAIN_PATH_T", "MODEL.TEACHER"),
 )
 # keys of MODEL on which features do not depend
-WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
+WITHOUT_EFFECT: tuple[str, ...] = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
+WITHOUT_EFFECT += ("MODEL.SIE_UNKNOWN",)  # of training alone
 
 
 def print_lines(*lines: object) -> None:

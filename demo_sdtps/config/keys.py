@@ -267,7 +267,7 @@ ROWS: tuple[tuple, ...] = (
         "columns in the distance of triplets that lack modalities: all, or those of shared modalities (docs/method.md)",
         common.CROSS_MODAL_DISTANCES,
     ),
-    ("TEST.UNKNOWN_CAMERAS", False, "images count as of cameras that the model does not know"),
+    ("TEST.UNKNOWN_CAMERAS", False, "test images as of cameras that the model does not know"),
     ("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
     ("TEST.NECK_FEAT", "before", "features before or after the BatchNorm", ("before", "after")),
     ("TEST.RE_RANKING", "no", "k-reciprocal re-ranking, of L2-normalised features", YES_NO),

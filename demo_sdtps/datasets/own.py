@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unicodedata import normalize
 
 from yacs.config import CfgNode
 
@@ -173,7 +174,7 @@ def number_scenes(triplets: Sequence[tuple[str | None, ...]]) -> list[int]:
 def compile_pattern(cfg: CfgNode) -> re.Pattern:
     """DATASETS.PATTERN, which must have the group identity."""
     try:
-        pattern = re.compile(plain(cfg.DATASETS.PATTERN))
+        pattern = re.compile(normalize("NFC", cfg.DATASETS.PATTERN))
         pattern.groupindex["identity"]
     except (re.error, KeyError) as error:
         raise UserError(

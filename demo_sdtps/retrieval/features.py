@@ -60,12 +60,12 @@ def as_matrix(values: Any) -> np.ndarray:
     return np.ascontiguousarray(array, np.float32)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Features:
     """Features of n triplets: the `values` (n, D) float32, and what is `present` in each, (n,) uint8: the sum of 1 for RGB, 2
     for NI and 4 for TI.
 
-    Compute with `values`; `torch.as_tensor(features.values)` is a tensor, and numpy takes the whole as the array of its values.
+    Compute with `values`; `torch.tensor(features.values)` is a tensor, and numpy takes the whole as the array of its values.
     `features[rows]` are those of some rows, by a slice, a mask, indices or one index; `Features.concatenate` those of several.
     `Features(values, present)` states what is present in values of one's own. A gallery's arrays are read-only from its first
     search on, which keeps what it derives from them for the next. Raises `UserError` for other shapes and codes.
@@ -77,14 +77,14 @@ class Features:
     prepared: Any = field(default=None, init=False, repr=False)  # a `Gallery`, once searched
 
     def __post_init__(self) -> None:
-        self.matrix = torch.from_numpy(as_matrix(self.values).copy())
-        self.values, codes = self.matrix.numpy(), np.asarray(self.present)
-        if codes.shape != self.values.shape[:1] or not np.isin(codes, range(CODES.sum() + 1)).all():
+        matrix, codes = torch.from_numpy(as_matrix(self.values).copy()), np.asarray(self.present)
+        if codes.shape != matrix.shape[:1] or not np.isin(codes, range(CODES.sum() + 1)).all():
             raise UserError(
-                f"What is present in features {self.values.shape} has the shape {codes.shape} and the codes "
+                f"What is present in features {tuple(matrix.shape)} has the shape {codes.shape} and the codes "
                 f"{np.unique(codes)}; give the sum of 1 for RGB, 2 for NI and 4 for TI of each row."
             )
-        self.present = codes.astype(np.uint8)
+        present = codes.astype(np.uint8)
+        vars(self).update(matrix=matrix, values=matrix.numpy(), present=present)
 
     def __reduce__(self) -> tuple:
         return Features, (self.values, self.present)  # not what a search derived

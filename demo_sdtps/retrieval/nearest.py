@@ -180,7 +180,7 @@ def _smallest_products(
     queries: torch.Tensor, gallery: torch.Tensor, lengths: torch.Tensor, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The rows (Q, count) of the smallest distances by products in float32; before them a bound of the others' (Q,)."""
-    smallest, size = [], max(1, PRODUCT_ELEMENTS // len(queries))
+    smallest, size = [], max(1, PRODUCT_ELEMENTS // max(1, len(queries)))
     factor, columns = -2 * queries.numpy(), gallery.numpy().T
     for start in progress(range(0, len(gallery), size), "searching", unit="block"):
         some = slice(start, start + size)

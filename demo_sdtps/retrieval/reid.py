@@ -160,7 +160,7 @@ class Reid:
         top = min(top, len(gallery))
         comparison = self._comparison(patterns)
         if gallery.prepared is None or gallery.prepared.comparison != comparison:
-            gallery.prepared = Gallery(comparison, other)
+            vars(gallery)["prepared"] = Gallery(comparison, other)
             for array in (gallery.values, gallery.present):  # or what is kept would be wrong
                 array.flags.writeable = False
         return search_sets(one, gallery.prepared, top, calibration)

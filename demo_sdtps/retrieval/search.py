@@ -221,7 +221,8 @@ def open_index(
             )
         texts = [triplet.labels.get(label) or None for triplet in triplets]
         types[label] = label_type(pa.array(texts, pa.string()))
-        warn_of_alike(label, filter(None, texts))
+        if types[label] == pa.string():  # as numbers they are one
+            warn_of_alike(label, filter(None, texts))
     table = None if rebuild else open_table(place)
     if table:
         check_origin(table, origin)

@@ -53,8 +53,12 @@ class Trained(NamedTuple):
 
 
 def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
-    """Train a model by a configuration of `load_cfg`, as train_net.py does. A run in OUTPUT_DIR is replaced with `overwrite`,
-    and continued by RESUME from the end of its last epoch; a finished one is returned as it is."""
+    """Train a model by a configuration of `load_cfg`, as train_net.py does: → the records of metrics.json, and the model after
+    the last epoch, in evaluation mode.
+
+    A run in OUTPUT_DIR is replaced with `overwrite`, and continued by RESUME from the end of its last epoch; a finished one is
+    returned as it is.
+    """
     check_launch(cfg)
     missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for demo-sdtps test
     with open_run(cfg, overwrite) as run:
