@@ -50,6 +50,7 @@ SUMMARY = {
     "slimmed, a third": "slimmed, 33 %",
     "ToMe, half": "ToMe, 50 %",
     "EViT, half": "EViT, 52 %",
+    "dropped, then merged by ToMe, two thirds": "dropped then merged, 65 %",
     "dropped, then merged by ToMe, half": "dropped then merged, 49 %",
     "dropped, then merged by ToMe, a third": "dropped then merged, 35 %",
     "SDTPS": "SDTPS",
