@@ -121,8 +121,7 @@ def dinov2(source: Path, out: Path) -> str:
             for theirs, ours in PARTS.items():
                 weights[f"{block}.{ours}.{end}"] = named[f"{layer}.{theirs}.{end}"]
             for scale in "12":
-                gamma = named[f"{layer}.layer_scale{scale}.lambda1"]
-                weights[f"{block}.ls{scale}.gamma"] = gamma
+                weights[f"{block}.ls{scale}.gamma"] = named[f"{layer}.layer_scale{scale}.lambda1"]
     out.parent.mkdir(parents=True, exist_ok=True)
     torch.save(weights, out)
     return f"{len(weights)} tensors"
