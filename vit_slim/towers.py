@@ -17,7 +17,7 @@ NEEDS_ALL = (
 )
 OF_TRANSFORMERS = r"Segmentation|PoseEstimation|Matting|Yolos|Dinov2\w*Backbone|DINOv3ViTBackbone"
 """Parts of the names of classes that attend in windows or with fixed biases of positions, mix a fixed grid, mask patches at
-random, lay the patches out as a grid, or have tokens after them."""
+random, lay the patches out as a grid, or have tokens after them; the second, of classes of transformers alone."""
 PREFIX_TOKENS = r"\b(cls|class|dist|distillation|reg|register)_(token|tokens|embedding)$"
 """Names of the parameters that are tokens before the patches."""
 

@@ -38,11 +38,9 @@ class Batch:
     """The images of one call of a tower's patch convolution, on their way through its blocks."""
 
     def __init__(self, state: State, count: int):
-        self.states, self.count = (
-            [state],
-            count,
-        )  # before the first stage, and after each; of images
+        self.states = [state]  # before the first stage, and after each
         self.block = 0  # the next one
+        self.count = count  # of images
 
 
 class Tokens(torch.Tensor):
@@ -212,9 +210,8 @@ class Slimming(nn.Module):
         except (RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             # transformers compares numbers of tokens itself
-            about = (
-                "do not match" if isinstance(error, ValueError) else "[Ss]hape|[Ss]ize|all blocks"
-            )
+            is_theirs = isinstance(error, ValueError)
+            about = "do not match" if is_theirs else "[Ss]hape|[Ss]ize|all blocks"
             if not self.batches or not search(about, reason):
                 raise
             raise UserError(
@@ -239,9 +236,8 @@ class Slimming(nn.Module):
             known = images.known if isinstance(images, Tokens) else None
         if known is None and self.reads_saliency:
             known = self.total_saliency(images, score) if self.shared else score(images)
-        self.batches[number].append(
-            Batch(State(grid, images=images, saliency=known), images.shape[0])
-        )
+        state = State(grid, images=images, saliency=known)
+        self.batches[number].append(Batch(state, images.shape[0]))
         return patches
 
     def total_saliency(self, images: torch.Tensor, score: Callable) -> torch.Tensor:

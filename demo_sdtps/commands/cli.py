@@ -75,7 +75,7 @@ def add_picture(parser: ArgumentParser, default: str) -> None:
 
 
 def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
-    """The words of a command; in the name of a flag - is as good as _. A file of `add_output` must be writable."""
+    """The words of a command; in flags - is as good as _. Raises `UserError` for outputs that cannot be written."""
     words = sys.argv[1:] if words is None else words
     words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
     parser._negative_number_matcher = NEGATIVE  # argparse takes -1e-4 for a flag

@@ -75,7 +75,7 @@ def find_places(root: Path, folders: Folders) -> dict[str, Path]:
 
 
 def find_above(path: Path, folders: Folders) -> tuple[Path, Path, str]:
-    """The nearest folder of a modality that a file must lie in, the folder that this one is in, and the modality."""
+    """The nearest folder of a modality above a file, the one that it is in, and the modality. Raises `UserError` for none."""
     names = by_folder(folders)
     for parent in path.absolute().parents:
         for name, modality in names.items():

@@ -43,7 +43,8 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
     """Multiply-accumulates of one triplet in evaluation by module name, "" for all. Matrix products count fully, attention
-    fused or not; norms as fvcore counts them; other arithmetic once per element of the result. The log names what is left."""
+    fused or not; norms as fvcore counts them; other arithmetic once per element of the result. Operators without a rule count
+    as 0, with a warning in the log."""
     images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in model.modalities}
     # As in inference, where quick GELU's factors are folded into the weights.
     with inference(model, torch.float32):

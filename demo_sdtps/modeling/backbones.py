@@ -45,7 +45,8 @@ class StridedPatchEmbed(PatchEmbed):
 
 
 def set_grid(embed: PatchEmbed, size: tuple[int, int], stride: tuple[int, int]) -> None:
-    """Change image size and step between patches, in pixels (vertical, horizontal), in place; an image is a patch at least."""
+    """Change the image size and the step between patches, in pixels (vertical, horizontal), in place. Raises `UserError` for an
+    image smaller than a patch."""
     embed.img_size, embed.proj.stride = size, stride
     sides = zip(size, embed.patch_size, stride, strict=True)
     rows, columns = ((side - patch) // step + 1 for side, patch, step in sides)

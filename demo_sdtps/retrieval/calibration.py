@@ -68,7 +68,7 @@ def select_pairs(labelled: Labelled) -> Pairs:
 def label_distances(cfg: CfgNode, samples: Sequence[Sample]) -> Iterator[tuple[int, str, Labelled]]:
     """By return pattern and two sets of modalities that are compared, such as "RGB, RGB+NI+TI": the distances of the samples as
     of these sets, by the model of TEST.WEIGHT. Cameras of the training are known by their names, any other is their mean, as in
-    a search; scenes stand for cameras where the protocol excludes by these. Samples must have labels and a match."""
+    a search; scenes stand for cameras where the protocol excludes by these. Raises `UserError` without labels or matches."""
     reid = make_extractor(cfg).to(choose_device(cfg))
     cfg, cases = with_values(cfg, {"TEST.FEAT_NORM": "yes"}), missing_cases(reid.model.modalities)
     data, whole = make_test_data(cfg, samples, samples), frozenset(reid.model.modalities)
@@ -93,7 +93,8 @@ def label_distances(cfg: CfgNode, samples: Sequence[Sample]) -> Iterator[tuple[i
 
 
 def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
-    """Fit all return patterns on the split --split, which must have enough pairs, and write the calibration."""
+    """Fit all return patterns on the split --split, and write the calibration beside the checkpoint. Raises `UserError` for too
+    few pairs."""
     weights = weights_file(cfg.TEST.WEIGHT)
     path = check_output_file(weights.with_suffix(SUFFIX), ".json", arguments.overwrite)
     samples = read_splits(cfg, (arguments.split,))[arguments.split]
