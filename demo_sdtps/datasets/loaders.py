@@ -4,6 +4,7 @@ import math
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets import OWN_READERS, samplers, transforms
-from demo_sdtps.datasets.base import Sample, identity_labels
+from demo_sdtps.datasets.base import UNKNOWN, Sample, identity_labels
 from demo_sdtps.datasets.images import (
     STORED,
     Images,
@@ -96,7 +97,9 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 
 
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """The samples in order, without augmentation; labels are the identities on disk."""
+    """The samples in order, without augmentation; labels are the identities on disk, cameras none by TEST.UNKNOWN_CAMERAS."""
+    if cfg.TEST.UNKNOWN_CAMERAS:
+        samples = [replace(sample, camera=UNKNOWN) for sample in samples]
     # Cached like the training images, since evaluation may run after every epoch.
     size, labels = cfg.INPUT.SIZE_TEST, [sample.identity for sample in samples]
     transform = partial(transforms.transform_each, transforms.resize_and_normalise(cfg, size))

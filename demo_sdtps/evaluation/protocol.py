@@ -265,9 +265,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     """The distinct samples of query and gallery; in some data sets both have the same images."""
     matched = count_matched(cfg, query, gallery)
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
-    samples = images = list(index)
-    if cfg.TEST.UNKNOWN_CAMERAS:
-        images = [replace(sample, camera=UNKNOWN) for sample in samples]
+    samples = list(index)
     rows = [np.array([index[sample] for sample in side]) for side in (query, gallery)]
     names = ("identity", "camera", exclude_key(cfg))
     labels = Labels(*(np.array([getattr(each, name) for each in samples]) for name in names))
@@ -275,7 +273,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
         samples,
         torch.from_numpy(rows[0]),
         torch.from_numpy(rows[1]),
-        test_loader(cfg, shard_for_rank(images)),
+        test_loader(cfg, shard_for_rank(samples)),
         matched,
         present_modalities(samples, cfg.MODEL.MODALITIES),
         (labels.select(rows[0]), labels.select(rows[1])),

@@ -133,7 +133,8 @@ def model_keys(cfg: CfgNode) -> dict[str, Any]:
     values, rooms = flatten(cfg), ("MODEL.", "INPUT.")
     names = (name for name in DEMO_SCHEMA.by_name if name.startswith(rooms))
     keys = {name: values[name] for name in names if name not in WITHOUT_EFFECT}
-    return {**keys, "TEST.NECK_FEAT": cfg.TEST.NECK_FEAT}
+    others = ("TEST.NECK_FEAT", "TEST.UNKNOWN_CAMERAS")
+    return keys | {name: values[name] for name in others}
 
 
 def as_text(name: str) -> str:

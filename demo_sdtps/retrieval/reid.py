@@ -16,7 +16,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
-from demo_sdtps.config.common import TOP, UNSHARED
+from demo_sdtps.config.common import TOP, UNSHARED, plain
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten, get_cfg, with_values
 from demo_sdtps.datasets import Sample, trained_cameras
 from demo_sdtps.datasets.loaders import test_loader
@@ -179,7 +179,7 @@ class Reid:
         if isinstance(camera, Iterable) and not isinstance(camera, str):
             cameras = [*camera]
         numbers = {name: number for number, name in enumerate(self.camera_names)}
-        cameras = [numbers.get(each) if isinstance(each, str) else each for each in cameras]
+        cameras = [numbers.get(plain(each)) if isinstance(each, str) else each for each in cameras]
         if len(cameras) != count:
             raise UserError(f"There are {len(cameras)} cameras for {count} triplets; give as many.")
         for label in cameras:

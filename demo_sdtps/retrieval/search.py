@@ -105,7 +105,7 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     total, cameras = table.handle.count_rows(), describe_cameras(reid, [*gallery, *queries])
     print_lines(f"Index {place}: {total} triplets ({counts or 'no change'})", *cameras)
     comparison, (stored, side) = make_comparison(cfg, pattern), table.side(arguments.where)
-    unknown = table.handle.count_rows(f"(({arguments.where})) IS NULL") if arguments.where else 0
+    unknown = table.count_lacking(arguments.where) if arguments.where else 0
     if unknown:
         print_lines(f"Left out by --where: {unknown} triplets, which lack a label of the condition")
     if text := describe_incomparable(comparison, query[1], side[1]):

@@ -86,8 +86,16 @@ class Table:
                     raise
                 raise UserError(f"The filter {where!r} cannot be used: {message(error)}.") from None
         if where is not None and not len(rows):
-            raise UserError(f"The filter {where!r} leaves none of the rows of {self.place}.")
+            raise UserError(
+                f"The filter {where!r} leaves none of the rows of {self.place}, of which {self.count_lacking(where)} lack a "
+                "label that it names; correct it, or give the labels by --pattern or a table."
+            )
         return rows.sort_by("name")
+
+    def count_lacking(self, where: str) -> int:
+        """How many rows lack a label of a condition in SQL."""
+        with engine_errors(self.place):
+            return int(self.handle.count_rows(f"(({where})) IS NULL"))
 
     def side(self, where: str | None = None) -> "tuple[np.ndarray, Side]":
         """The names (n,) of the rows of `read`, and their features (n, D) float32 with what is present in each."""

@@ -51,7 +51,7 @@ def test_full_batches_of_complete_triplets_are_calls_of_the_whole_model(tiny_roo
 
 
 def test_images_may_count_as_of_unknown_cameras(tiny_root):
-    """In the features alone: the protocol leaves out matches by their cameras."""
+    """In the features of every command: the protocol leaves out matches by the cameras of the samples."""
     cfg, known = cfg_and_data(tiny_root)
     other, data = cfg_and_data(tiny_root, "TEST.UNKNOWN_CAMERAS", "True")
     model = make_model(cfg, 5, 8)

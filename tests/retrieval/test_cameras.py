@@ -136,7 +136,7 @@ def test_what_the_cameras_of_a_training_are_called(weights, files, caplog):
     """As its checkpoint records, or as the files of the published data set have them; that there is none is told once."""
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     assert np.array_equal(reid.features(**files, camera="2"), reid.features(**files, camera=1))
-    mixed = reid.features(**files, camera=["4", None, OTHER, 0, "1"])
+    mixed = reid.features(**files, camera=["4", None, OTHER, 0, "1\u00a0"])
     assert np.array_equal(mixed, reid.features(**files, camera=[3, None, None, 0, 0]))
     assert caplog.text.count("Triplets without a camera") == caplog.text.count("of its 4,") == 1
     for name, expected in (("RGBNT201", ["1", "2"]), ("MSVR310", ["0", "1"]), ("CSV", [])):
