@@ -56,7 +56,7 @@ class ImageDataset(Dataset):
         targets: Sequence[tuple],
         transform: transforms.SampleTransform,
         cache: bool,
-        decode: Callable[[Paths], Images] = decode_triplet,
+        decode: Callable[[Paths], Images],
         modalities: Sequence[str] = MODALITIES,
     ):
         self.modalities = tuple(modalities)
