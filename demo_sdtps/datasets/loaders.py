@@ -130,7 +130,7 @@ def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> samplers.EpochBatchSam
     identities = len(set(labels))
     batch_size, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
     is_shuffled = cfg.DATALOADER.SAMPLER == "softmax"
-    needed = 2 if is_shuffled else max(2, batch_size // instances)
+    needed = 2 if is_shuffled else batch_size // instances
     if identities < needed:
         raise UserError(
             f"The training split has {identities} identities, but it needs at least {needed}, by SOLVER.IMS_PER_BATCH and "

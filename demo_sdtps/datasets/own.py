@@ -130,14 +130,13 @@ def _make_reader(
         warn_of_alike("identity", (one.labels["identity"] for one in triplets))
         warn_of_alike("camera", names)
         cameras = sorted(numbers, key=numbers.__getitem__)
-        places = {
-            name: place if has_cameras else base.UNKNOWN for place, name in enumerate(cameras)
-        }
+        places = {name: place for place, name in enumerate(cameras)}
         scenes = [0] * len(names) if has_cameras else number_scenes([one.paths for one in triplets])
         splits: dict[str, list[base.Sample]] = {split: [] for split in base.SPLITS}
         for one, name, scene in zip(triplets, names, scenes, strict=True):
             identity = identities[one.labels["identity"]]
-            sample = base.Sample(one.paths, identity, places[name], scene, name)
+            camera = places[name] if has_cameras else base.UNKNOWN
+            sample = base.Sample(one.paths, identity, camera, scene, name)
             splits[one.labels["split"]].append(sample)
         return splits
 
