@@ -21,8 +21,6 @@ OWN_READERS: dict[str, Callable[[CfgNode], Reader]] = {
 }
 """Readers of own data, which depend on further keys of the configuration; that of Images has no labels."""
 
-__all__ = ["READERS", "SPLITS", "Sample", "find_reader", "identity_labels", "read_splits"]
-
 
 def find_reader(cfg: CfgNode) -> Reader:
     """Reader of DATASETS.NAMES."""
@@ -85,11 +83,10 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
         read = reader.read(root, TRAIN if split == VALIDATION else split)
         if reader.labelled and split in (TRAIN, VALIDATION):
             read = split_validation(read, cfg.DATASETS.VALIDATION, split == VALIDATION)
-        samples[split] = read
-    for split, read in samples.items():
         if not read:
             raise UserError(
                 f"The {split} split of {name} at {root} is empty (DATASETS.VALIDATION {cfg.DATASETS.VALIDATION}); expected is "
                 f"DATASETS.ROOT_DIR{reader.layout}."
             )
+        samples[split] = read
     return samples

@@ -139,15 +139,12 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
             for name in ([] if others is None else folders)
             if not (is_hidden(name) or name in (others or ()) or _leads_up(Path(place, name)))
         ]
-        prefix = "" if Path(place) == folder else f"{Path(place).relative_to(folder).as_posix()}/"
         for name in (each for each in files if not is_hidden(each)):
-            stem, ending = os.path.splitext(name)
-            is_image = ending.lower() in endings() or not os.path.exists(os.path.join(place, name))
-            if not is_image:
+            path = Path(place, name).relative_to(folder).as_posix()
+            stem, ending = os.path.splitext(path)
+            if ending.lower() not in endings() and os.path.exists(folder / path):
                 left.append(ending or name)
-                continue
-            path = prefix + name
-            if (other := names.setdefault(plain(prefix + stem), path)) != path:
+            elif (other := names.setdefault(plain(stem), path)) != path:
                 raise UserError(
                     f"The folder {folder} has both {min(path, other)} and {max(path, other)}, which name the same "
                     "image of a triplet; remove one of them."

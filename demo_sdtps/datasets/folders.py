@@ -1,7 +1,7 @@
 """Own images without labels: a folder with subfolders RGB, NI and TI, or of one modality (docs/search.md)."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,14 +41,9 @@ class Triplet(base.Sample):
         return {*map(base.file_key, self.files)}
 
 
-Folders = Mapping[str, str]
-"""The folder of each split and modality, "." for that of images without one; a modality's own name stands for it too."""
-PLAIN: Folders = {name: name for name in (*base.SPLITS, *MODALITIES)}
-
-
-def read_folders(cfg: CfgNode) -> Folders:
-    """Folder of each split and modality, by DATASETS.FOLDERS."""
-    folders = dict(PLAIN)
+def read_folders(cfg: CfgNode) -> dict[str, str]:
+    """The folder of each split and modality, "." for that of images without one, by DATASETS.FOLDERS."""
+    folders = {name: name for name in (*base.SPLITS, *MODALITIES)}
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
         if name not in folders or not folder:
@@ -60,23 +55,22 @@ def read_folders(cfg: CfgNode) -> Folders:
     return folders
 
 
-def by_folder(folders: Folders) -> dict[str, str]:
-    """The modality of each name of a folder, those of `folders` first."""
-    named = {folder: name for name, folder in folders.items() if name in MODALITIES}
+def by_folder(cfg: CfgNode) -> dict[str, str]:
+    """The modality of each name of a folder, those of `read_folders` first; a modality's own name stands for it too."""
+    named = {folder: name for name, folder in read_folders(cfg).items() if name in MODALITIES}
     return named | {name: name for name in MODALITIES if name not in named}
 
 
-def find_places(root: Path, folders: Folders) -> dict[str, Path]:
-    """The folder of each modality that there is one of in `root`; without any, `root` itself where a modality has no folder."""
-    names = by_folder(folders)
-    pairs = reversed(names.items())  # those of `folders` win
+def find_places(root: Path, names: dict[str, str]) -> dict[str, Path]:
+    """The folder of each modality that there is one of in `root`, by the `names` of `by_folder`; without any, `root` itself
+    where a modality has no folder."""
+    pairs = reversed(names.items())  # those of `read_folders` win
     places = {m: root / name for name, m in pairs if name != "." and (root / name).is_dir()}
     return {names["."]: root} if not places and "." in names else places
 
 
-def find_above(path: Path, folders: Folders) -> tuple[Path, Path, str]:
+def find_above(path: Path, names: dict[str, str]) -> tuple[Path, Path, str]:
     """The nearest folder of a modality above a file, the one that it is in, and the modality. Raises `UserError` for none."""
-    names = by_folder(folders)
     for parent in path.absolute().parents:
         for name, modality in names.items():
             parts = Path(name).parts
@@ -92,22 +86,20 @@ def find_above(path: Path, folders: Folders) -> tuple[Path, Path, str]:
 
 def unlabelled_reader(cfg: CfgNode) -> base.Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits, by DATASETS.FOLDERS."""
-    modalities, folders = cfg.MODEL.MODALITIES, read_folders(cfg)
 
     def read(root: Path, split: str) -> list[base.Sample]:
-        return [*read_folder(root, folders, modalities)]
+        return [*read_folder(root, cfg)]
 
-    layout = f"/{{{','.join(modalities)}}}"
+    layout = f"/{{{','.join(cfg.MODEL.MODALITIES)}}}"
     return base.Reader(read, layout, labelled=False, locate=lambda root: root)
 
 
-def read_folder(
-    folder: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
-) -> list[Triplet]:
+def read_folder(folder: Path, cfg: CfgNode) -> list[Triplet]:
     """The triplets of a folder and of those in it, sorted by name; without folders of modalities, images of that of "."."""
-    places = find_places(base.existing(folder), folders)
+    names, modalities = by_folder(cfg), cfg.MODEL.MODALITIES
+    places = find_places(base.existing(folder), names)
     chosen = {name: place for name, place in places.items() if name in modalities}
-    triplets = base.find_triplets(chosen, by_folder(folders))
+    triplets = base.find_triplets(chosen, names)
     if not triplets:
         raise UserError(
             f"The folder {folder} has no image in {', '.join(modalities)} (MODEL.MODALITIES), but folders of "
@@ -116,15 +108,14 @@ def read_folder(
     return [Triplet(paths, name=name) for name, paths in triplets.items()]
 
 
-def read_query(
-    place: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
-) -> list[Triplet]:
+def read_query(place: Path, cfg: CfgNode) -> list[Triplet]:
     """The triplets of a folder as `read_folder`, or the one that the image `place`, such as …/RGB/x.jpg, is part of."""
     if not place.exists():
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
-        return read_folder(place, folders, modalities)
-    folder, root, modality = find_above(place, folders)
+        return read_folder(place, cfg)
+    names, modalities = by_folder(cfg), cfg.MODEL.MODALITIES
+    folder, root, modality = find_above(place, names)
     if modality not in modalities:
         raise UserError(
             f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
@@ -132,7 +123,7 @@ def read_query(
         )
     inside = place.absolute().relative_to(folder)
     paths, stem = {modality: str(folder / inside)}, plain(place.stem)
-    for name, other in find_places(root, folders).items():
+    for name, other in find_places(root, names).items():
         there = Path(base.existing_path(other, str(inside.parent)))
         siblings = sorted(path for path in there.glob("*.*") if plain(path.stem) == stem)
         images = [str(path) for path in siblings if path.suffix.lower() in base.endings()]

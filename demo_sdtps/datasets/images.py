@@ -1,13 +1,14 @@
-"""Images: files, PIL images, arrays and tensors as uint8 pixels; checks of all images of a data set. torch is imported late."""
+"""Images: files, PIL images, arrays and tensors as uint8 pixels; checks of all images of a data set."""
 
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from demo_sdtps.config import MODALITIES, UserError
@@ -15,34 +16,28 @@ from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
 from demo_sdtps.datasets.base import FORMATS, Sample
 from demo_sdtps.runtime.progress import progress
 
-if TYPE_CHECKING:
-    import torch
-
 ADVICE = "; replace it or remove its triplet."
 OTHER_ORDER = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}
 """Of two bytes: Pillow's letters for the order little, big and this machine's, and for the other one."""
 Paths = tuple[str | None, ...]  # None: there is no such image
-Images = tuple["torch.Tensor | None", ...]
+Images = tuple[torch.Tensor | None, ...]
 Scales = Mapping[str, Range | None]  # by modality
 Size = tuple[int, int]  # height and width
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A")
 B = TypeVar("B")
 
-OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
 
 
 def decode(
     item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES, least: Size | None = None
-) -> "torch.Tensor":
+) -> torch.Tensor:
     """An image as uint8 (3, H, W) with channels last in memory: a path or a PIL image, turned as its header says, an array
     (H, W, 3), (H, W, 1) or (H, W), or a tensor (3, H, W), (1, H, W) or (H, W). More than 8 bits are scaled by `scale`, of a PIL
     image those that Pillow keeps; arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale`
     states their range. Where it is None, as for published data sets, a file is read as it is stored, of 16 bits the upper 8. A
     JPEG file is decoded at the smallest scale whose sides are `least` or more. Raises `UserError`, which ends with `advice`."""
-    import torch
-
     is_path = isinstance(item, (str, os.PathLike))
     try:
         if is_path:
@@ -164,8 +159,8 @@ def _three(grey: np.ndarray) -> np.ndarray:
 
 def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
     """Array or tensor as uint8 (H, W, 3), a copy."""
-    array, is_tensor = item, hasattr(item, "detach")  # torch is not imported here
-    if is_tensor:
+    array = item
+    if isinstance(item, torch.Tensor):
         array = (item.double() if item.is_floating_point() else item).detach().cpu().numpy()
         array = array.transpose(1, 2, 0) if array.ndim == 3 else array
     channels = getattr(array, "shape", ())[2:]
@@ -192,10 +187,7 @@ def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
 
 
 def decode_triplet(
-    paths: Paths,
-    modalities: Sequence[str] = MODALITIES,
-    scales: Scales = OWN_SCALES,
-    least: Size | None = None,
+    paths: Paths, modalities: Sequence[str], scales: Scales, least: Size | None = None
 ) -> Images:
     """Images of `modalities`, as `decode` gives them, None for an absent one, of three files, or one with all side by side."""
     if len(paths) == len(MODALITIES):

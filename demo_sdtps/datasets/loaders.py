@@ -57,7 +57,7 @@ class ImageDataset(Dataset):
         targets: Sequence[tuple],
         transform: transforms.SampleTransform,
         cache: bool,
-        decode: Callable[[Paths], Images] = decode_triplet,
+        decode: Callable[[Paths], Images],
         modalities: Sequence[str] = MODALITIES,
     ):
         self.modalities = tuple(modalities)
@@ -88,7 +88,7 @@ class ImageDataset(Dataset):
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """Random batches; `.batch_sampler.begin(epoch)` precedes each epoch."""
+    """Random batches; `.batch_sampler.epoch` is set before each epoch."""
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
     transform = transforms.TrainTransform(cfg)
@@ -133,7 +133,7 @@ def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> samplers.EpochBatchSam
     identities = len(set(labels))
     batch_size, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
     is_shuffled = cfg.DATALOADER.SAMPLER == "softmax"
-    needed = 2 if is_shuffled else max(2, batch_size // instances)
+    needed = 2 if is_shuffled else batch_size // instances
     if identities < needed:
         raise UserError(
             f"The training split has {identities} identities, but it needs at least {needed}, by SOLVER.IMS_PER_BATCH and "

@@ -14,14 +14,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import plain, warn_of_alike
 from demo_sdtps.datasets import base
-from demo_sdtps.datasets.folders import (
-    PLAIN,
-    Folders,
-    Triplet,
-    read_folder,
-    read_folders,
-    read_query,
-)
+from demo_sdtps.datasets.folders import Triplet, read_folder, read_folders, read_query
 
 JUNK = "-1"
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
@@ -91,24 +84,22 @@ def table_triplets(
 def read_triplets(
     place: Path,
     split: str,
-    modalities: Collection[str],
-    *,
-    folders: Folders = PLAIN,
+    cfg: CfgNode,
     pattern: re.Pattern | None = None,
     camera: str | None = None,
 ) -> list[Triplet]:
     """The gallery or the query of a search: of a folder or an image as `read_query`, or of a table, if it says so those of the
     `split`. Labels are other columns and named groups of the `pattern` in the names; `camera` is that of those without."""
     if place.suffix.lower() == TABLE and place.is_file():
-        every = table_triplets(place, *read_table(place), modalities)
+        every = table_triplets(place, *read_table(place), cfg.MODEL.MODALITIES)
         by_name = {one.name: one for one in every if one.labels.get("split", split) == split}
         triplets = [by_name[name] for name in sorted(by_name)]
         if not triplets:
             raise UserError(f"{place} has no images of the split {split}; give another table.")
     elif split == base.QUERY:
-        triplets = read_query(place, folders, modalities)
+        triplets = read_query(place, cfg)
     else:
-        triplets = read_folder(place, folders, modalities)
+        triplets = read_folder(place, cfg)
     output = []
     for one in triplets:
         labels = ({"camera": plain(camera)} if camera else {}) | dict(one.labels)
@@ -139,14 +130,13 @@ def _make_reader(
         warn_of_alike("identity", (one.labels["identity"] for one in triplets))
         warn_of_alike("camera", names)
         cameras = sorted(numbers, key=numbers.__getitem__)
-        places = {
-            name: place if has_cameras else base.UNKNOWN for place, name in enumerate(cameras)
-        }
+        places = {name: place for place, name in enumerate(cameras)}
         scenes = [0] * len(names) if has_cameras else number_scenes([one.paths for one in triplets])
         splits: dict[str, list[base.Sample]] = {split: [] for split in base.SPLITS}
         for one, name, scene in zip(triplets, names, scenes, strict=True):
             identity = identities[one.labels["identity"]]
-            sample = base.Sample(one.paths, identity, places[name], scene, name)
+            camera = places[name] if has_cameras else base.UNKNOWN
+            sample = base.Sample(one.paths, identity, camera, scene, name)
             splits[one.labels["split"]].append(sample)
         return splits
 

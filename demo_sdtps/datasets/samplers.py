@@ -10,14 +10,11 @@ from demo_sdtps.runtime.distributed import shard_for_rank
 
 
 class EpochBatchSampler:
-    """This process's part of the batches of `epoch`, lists of (index, seed), from which the augmentation of a sample draws."""
+    """This process's part of the batches of `epoch`, lists of (index, seed), from which the augmentation of a sample draws.
+    `epoch` is set before each loop over them."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.epoch = seed, 0
-
-    def begin(self, epoch: int) -> None:
-        """Set the epoch of the next loop."""
-        self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return map(shard_for_rank, self.batches())

@@ -67,7 +67,6 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
         from fvcore.nn.jit_handles import elementwise_flop_counter
     analysis = FlopCountAnalysis(model, inputs)
     analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
-    analysis.set_op_handle("aten::cdist", distance_macs)
     analysis.set_op_handle("aten::baddbmm", product_macs)
     for count, names in OPERATORS.items():
         rule = elementwise_flop_counter(0, count)
@@ -105,8 +104,3 @@ def attention_macs(inputs: list, outputs: list) -> int:
 def product_macs(inputs: list, outputs: list) -> int:
     """A sum and the products of a batch of matrices (B, L, E) and (B, E, S)."""
     return prod(inputs[1].type().sizes()) * inputs[2].type().sizes()[-1]
-
-
-def distance_macs(inputs: list, outputs: list) -> int:
-    """Distances of all pairs of rows (…, L, E) and (…, S, E)."""
-    return prod(inputs[0].type().sizes()) * inputs[1].type().sizes()[-2]

@@ -8,7 +8,6 @@ patches are strided views, which torch.bmm accepts.
 import math
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,22 +50,12 @@ class HDM(nn.Module):
             # The initialisation of torch's MultiheadAttention.
             nn.init.xavier_uniform_(projection)
             nn.init.kaiming_uniform_(output, a=math.sqrt(5))
-        self._make_pairs()
-
-    def _make_pairs(self) -> None:
-        """The pairs of a modality and a subset that contains it, twelve of three modalities: only these are computed."""
-        count = len(self.subsets)
+        # The pairs of a modality and a subset that contains it, twelve of three modalities: only these are computed.
         members = [name in subset for name in self.modalities for subset in self.subsets.values()]
-        pairs = torch.tensor(members, device="cpu").nonzero().flatten()
-        of_subset = F.one_hot(pairs % count, count).to(self.query.dtype)
-        place = self.query.device
-        self.register_buffer("pairs", pairs.to(place), persistent=False)  # (12,), of 3·7
-        # (12, 7), 1 at its subset
-        self.register_buffer("of_subset", of_subset.to(place), persistent=False)
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self._make_pairs()  # without values in a model that was made on "meta"
+        pairs = [place for place, is_member in enumerate(members) if is_member]
+        of_subset = torch.eye(count)[[pair % count for pair in pairs]]
+        self.register_buffer("pairs", torch.tensor(pairs), persistent=False)  # (12,), of 3·7
+        self.register_buffer("of_subset", of_subset, persistent=False)  # (12, 7), 1 at its subset
 
     def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         """Patch tokens (B, N, C) and global features (B, C) by modality → features of the subsets (B, 7, C).

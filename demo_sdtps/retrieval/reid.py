@@ -90,7 +90,7 @@ class Reid:
         is_present = np.array([[item is not None for item in triplet] for triplet in triplets])
         present = is_present @ np.array([modality_mask([name]) for name in names])
         features = self._extract(triplets, cameras, return_pattern)
-        features = self._normalise(features) if normalise else features
+        features = F.normalize(features) if normalise else features
         return Features(features.numpy(), encode_present(present))
 
     __call__ = features
@@ -116,10 +116,6 @@ class Reid:
             (patterns,) = extract_features(cfg, self.model, loader, [case])
             output[numbers] = patterns[pattern]
         return output
-
-    def _normalise(self, features: torch.Tensor) -> torch.Tensor:
-        """Features (n, D) of length 1."""
-        return F.normalize(features)
 
     def distance(self, a: Features, b: Features) -> np.ndarray:
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
@@ -204,10 +200,6 @@ class ExportedReid(Reid):
         origin = self.model.about["origin"]
         self.camera_names = trained_cameras(cfg, origin, self.cameras)
         self.calibrations = make_calibrations(origin.get("calibration"), cfg)
-
-    def _normalise(self, features: torch.Tensor) -> torch.Tensor:
-        lengths = np.linalg.norm(features.numpy(), axis=1, keepdims=True)
-        return features / torch.from_numpy(lengths).clamp_min(1e-12)
 
 
 class Extractor(
@@ -402,9 +394,7 @@ def zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
 
 
 def list_images(items: Items) -> list[ImageLike]:
-    """One item or many as a list, None as an empty one."""
-    if items is None:
-        return []
+    """One item or many as a list."""
     if isinstance(items, (str, Path, Image.Image)):
         return [items]
     if isinstance(items, np.ndarray) and items.dtype.kind in "USO":  # of paths or images

@@ -19,7 +19,6 @@ import torch
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.distances import Side, check_finite
 from demo_sdtps.retrieval.features import modality_mask
-from demo_sdtps.runtime.errors import check_extra
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,7 +142,6 @@ def create_table(
 
 def connect(place: str | Path) -> Any:
     """LanceDB's database at a place."""
-    check_extra(f"The table {place}", "search", {"lancedb": "lancedb"})
     os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # or it warns of them
     import lancedb
 

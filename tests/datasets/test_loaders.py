@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from traceback import clear_frames
 
@@ -131,9 +132,8 @@ def test_a_training_batch(tiny_root):
 def test_modalities_draw_each_for_itself(tiny_root, opts):
     """The same image three times comes out different, by flip, by crop and by erasing alone."""
     path = str(image_folder(tiny_root) / FIRST)
-    dataset = ImageDataset(
-        [(path,) * 3], [(0, 0)], TrainTransform(config(tiny_root, *opts)), cache=False
-    )
+    transform = TrainTransform(config(tiny_root, *opts))
+    dataset = ImageDataset([(path,) * 3], [(0, 0)], transform, False, partial(map, decode))
     triplets = [dataset[0, seed][0] for seed in range(30)]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         different = sum(not torch.equal(images[first], images[second]) for images in triplets)
@@ -200,10 +200,8 @@ def test_auto_caches_what_fits(tiny_root, tmp_path, monkeypatch):
 
 def test_cached_images_are_not_changed_by_augmentation(tiny_root):
     cfg = config(tiny_root, "INPUT.RE_PROB", "1.0")
-    samples = read_splits(cfg, ("train",))["train"][:2]
-    dataset = ImageDataset(
-        [sample.paths for sample in samples], [(0, 0)] * 2, TrainTransform(cfg), cache=True
-    )
+    samples = read_splits(cfg, ("train",))["train"]
+    dataset = train_loader(cfg, samples).dataset
     for seed in range(10):
         dataset[1, seed]
     for cached, path in zip(dataset.cached[samples[1].paths], samples[1].paths, strict=True):

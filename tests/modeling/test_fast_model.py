@@ -75,10 +75,9 @@ def both():
         ROOT / "configs" / "RGBNT201" / "DeMo.yml",
         ["INPUT.SIZE_TRAIN", str(list(SIZE)), "INPUT.SIZE_TEST", str(list(SIZE))],
     )
-    with torch.device("meta"):
-        ours = make_model(cfg, CLASSES, CAMERAS)
+    ours = make_model(cfg, CLASSES, CAMERAS)
     ours.backbone.vit.blocks = ours.backbone.vit.blocks[:BLOCKS]
-    ours.to_empty(device="cpu").load_state_dict(from_demo(reference.state_dict()))
+    ours.load_state_dict(from_demo(reference.state_dict()))
     ours.hdm.dropout = 0.0
     return reference.double(), ours
 
