@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
@@ -50,7 +51,8 @@ def slim(
     """
     kind = type(model).__name__
     for module in model.modules():
-        if isinstance(module, (*WRAPPERS, Wrapped)) or getattr(module, "_compiled_call_impl", None):
+        changed = getattr(module, "_compiled_call_impl", None) or "forward" in vars(module)
+        if isinstance(module, (*WRAPPERS, Wrapped)) or changed:
             raise UserError(
                 f"{type(module).__name__} in {kind} is slimmed, compiled or wrapped already; slim the plain model, after "
                 "vit_slim.unslim where it is slimmed, and compile or wrap it then."
@@ -62,12 +64,14 @@ def slim(
     scores: Sequence[Any] = [SCORES.get(one, one) if isinstance(one, str) else one for one in given]
     kinds = (one if isinstance(one, (str, type)) else type(one) for one in given)
     names = [getattr(one, "__name__", one) for one in kinds]
+    every = shares if operations is None else (*shares, operations)
     if not (
-        list(stages) == sorted(set(stages))
+        all(isinstance(block, Integral) for block in stages)
+        and list(stages) == sorted(set(stages))
         and hasattr(shares, "__len__")
         and 0 < len(stages) == len(shares) == len(scores)
-        and all(0 < share <= 1 for share in shares)
-        and (operations is None or (keep is None and 0 < operations <= 1))
+        and all(isinstance(share, Real) and 0 < share <= 1 for share in every)
+        and (keep is None or operations is None)
         and all(issubclass(one if isinstance(one, type) else type(one), Score) for one in scores)
     ):
         raise UserError(
@@ -79,8 +83,9 @@ def slim(
     check_stages(blocks, min(len(tower.blocks) for tower in towers), "blocks", kind)
     width = towers[0].patches.out_channels
     scorers = [one(width, (0, 0), keep=shares) if isinstance(one, type) else one for one in scores]
-    # A class that is not known may call its children one after the other.
-    home = towers[0].patches if blocks_at else towers[0].owner
+    # A class that is not known may call its children one after the other, as nn.Sequential does.
+    is_list = blocks_at or isinstance(towers[0].owner, nn.Sequential)
+    home = towers[0].patches if is_list else towers[0].owner
     Slimming(blocks, shares, scorers, merge, shared, towers, operations).attach(model, home)
     return model
 

@@ -90,9 +90,9 @@ def rotary_pair(pair: tuple[torch.Tensor, torch.Tensor], state: State) -> tuple[
 def attention_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
     """A mask of attention between all L tokens, (L, L) or (B or 1, heads or 1, L or 1, L), for `state` → (B, heads or 1, L' or
     1, L'). Extra tokens are seen: true, or 0 where the mask is added."""
+    visible = torch.ones_like if mask.dtype == torch.bool else torch.zeros_like
     for dim in (-2, -1) if mask.shape[-2] > 1 else (-1,):
-        visible = torch.full_like(mask.narrow(dim, 0, 1), mask.dtype == torch.bool)
-        mask = gather_rows(mask, state, dim, visible)
+        mask = gather_rows(mask, state, dim, visible(mask.narrow(dim, 0, 1)))
     return mask
 
 
@@ -196,9 +196,10 @@ def run_stage(
     if merge:
         # Means with the softmax of the logits as weights, as the softmax over all patches is 0 at those far below the best;
         # without autocast, as the small gradients of a softmax vanish in half precision. The meta device has none.
-        logits, kind = score.float().scatter(1, kept, -torch.inf).unsqueeze(1), values.device.type
+        dtype, kind = torch.promote_types(values.dtype, torch.float32), values.device.type
+        logits = score.to(dtype).scatter(1, kept, -torch.inf).unsqueeze(1)
         with nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
-            extra = logits.softmax(dim=-1) @ patches.float()
+            extra = logits.softmax(dim=-1) @ patches.to(dtype)
         remaining = torch.cat([remaining, extra.to(values.dtype)], dim=1)
         after = replace(after, extra=after.extra + 1)
     return Step(remaining, after, score, loss)

@@ -13,9 +13,9 @@ from vit_slim.errors import UserError
 
 NEEDS_ALL = (
     "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos|Mixer|ViTMAE|MaskedImageModeling|"
-    "SemanticSegmentation|DepthEstimation|ObjectDetection"
+    "SemanticSegmentation|DepthEstimation|DepthPro|ObjectDetection"
 )
-OF_TRANSFORMERS = r"Segmentation|PoseEstimation|Matting|Yolos|Dinov2\w*Backbone|DINOv3ViTBackbone"
+OF_TRANSFORMERS = r"Segmentation|PoseEstimation|Matting|Yolos|Backbone$"
 """Parts of the names of classes that attend in windows or with fixed biases of positions, mix a fixed grid, mask patches at
 random, lay the patches out as a grid, or have tokens after them; the second, of classes of transformers alone."""
 PREFIX_TOKENS = r"\b(cls|class|dist|distillation|reg|register)_(token|tokens|embedding)$"

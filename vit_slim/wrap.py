@@ -70,7 +70,10 @@ def remember(tensor: Any, known: Any) -> None:
 class Wrapped(nn.Module):
     """First base class of the class of a module that `wrap` has changed; the second is the class that it had."""
 
-    pruned: Callable  # (the module, its own forward, arguments, keyword arguments) → output
+    @staticmethod
+    def pruned(module: nn.Module, dense: Callable, args: tuple, kwargs: dict) -> Any:
+        """The forward: that of the class, `dense`, in a new instance of it, until `wrap` sets another."""
+        return dense(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Its class has no name by which pickle could find it.
@@ -107,7 +110,7 @@ def unwrap(module: nn.Module) -> None:
     """Give a module the class and the methods back that it had, in place."""
     if isinstance(module, Wrapped):
         module.__class__ = type(module).__bases__[1]
-        del vars(module)["pruned"]
+        vars(module).pop("pruned", None)
     for attributes in (vars(module), module._modules):
         if isinstance(attributes.get("slimming"), Slimming):
             del attributes["slimming"]
@@ -202,17 +205,23 @@ class Slimming(nn.Module):
                 args, kwargs = tree_map_only(torch.Tensor, alias, (args, kwargs))
             output = dense(*args, **kwargs)
             for number, batches in self.batches.items():
-                blocks = {batch.block for batch in batches}
-                # A model may embed images beside those that it encodes.
-                if blocks == {0} or blocks - {0, len(self.towers[number].blocks)}:
+                # Of images that are embedded and not encoded it is not known which tokens are theirs.
+                if {batch.block for batch in batches} != {len(self.towers[number].blocks)}:
                     raise RuntimeError("its patches do not come to all blocks")
+            if self.images and not self.batches:
+                raise UserError(
+                    f"{type(model).__name__} got images, but none came to the blocks that were slimmed; slim it again after a "
+                    "part was replaced."
+                )
             return output
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
             reason = str(error).partition("\n")[0]
+            about = (
+                "[Ss]hape|[Ss]ize|dimension|all blocks" if isinstance(error, RuntimeError) else ""
+            )
             # transformers compares numbers of tokens itself
-            is_theirs = isinstance(error, ValueError)
-            about = "do not match" if is_theirs else "[Ss]hape|[Ss]ize|all blocks"
-            if not self.batches or not search(about, reason):
+            about = "do not match" if isinstance(error, ValueError) else about
+            if not self.batches or not search(about, str(error)):
                 raise
             raise UserError(
                 f"{type(model).__name__} does not run where patches are left out ({reason}): what needs the whole grid, such "

@@ -12,7 +12,7 @@ from demo_sdtps.datasets.base import VALIDATION
 def labels_pattern(text: str) -> re.Pattern:
     """Type of the flag --pattern: a regular expression with named groups."""
     try:
-        pattern = re.compile(text)
+        pattern = re.compile(common.plain(text))  # as names are
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from None
     if not pattern.groupindex:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from unicodedata import normalize
 
 from yacs.config import CfgNode
 
@@ -16,9 +15,9 @@ from demo_sdtps.config.common import plain, warn_of_alike
 from demo_sdtps.datasets import base
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_folders, read_query
 
-JUNK = "-1"
+JUNK = re.compile(r"-0*1(\.0*)?")
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
-TABLE = ".csv"
+TABLES = (".csv", ".tsv")
 COLUMNS = ("split", "identity", "camera", *(modality.lower() for modality in MODALITIES))
 CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 SEPARATORS = ",;\t"  # of tables, which spreadsheets choose by their language
@@ -32,9 +31,10 @@ def folder_reader(cfg: CfgNode) -> base.Reader:
 
     def read() -> list[Triplet]:
         triplets = []
+        every = {root / folders[split] / folders[m] for split in base.SPLITS for m in MODALITIES}
         for split in base.SPLITS:
             places = {name: root / folders[split] / folders[name] for name in modalities}
-            for name, paths in base.find_triplets(places, set(folders.values())).items():
+            for name, paths in base.find_triplets(places, every).items():
                 labels = name_labels(pattern, name) | {"split": split}
                 triplets.append(Triplet(paths, name=name, labels=labels))
         return triplets
@@ -47,9 +47,10 @@ def folder_reader(cfg: CfgNode) -> base.Reader:
 
 def csv_reader(cfg: CfgNode) -> base.Reader:
     """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
-    table, layout = Path(cfg.DATASETS.ROOT_DIR), f", which must be a table with {','.join(COLUMNS)}"
+    table = Path(cfg.DATASETS.ROOT_DIR)
     columns, lines = read_table(table) if table.exists() else (COLUMNS, {})
     read = lambda: table_triplets(table, columns, lines, cfg.MODEL.MODALITIES)  # noqa: E731
+    layout = f", which must be a table with {','.join(COLUMNS)}"
     return _make_reader(read, "camera" in columns, layout, f"the table {table}")
 
 
@@ -78,6 +79,8 @@ def table_triplets(
         if files:
             by_modality = tuple(map(paths.get, COLUMNS[3:]))
             triplets.append(Triplet(by_modality, name=next(iter(files.values())), labels=labels))
+    if left := len(lines) - len(triplets):
+        base.logger.warning("%s: left out are %d lines without an image to read", table, left)
     return triplets
 
 
@@ -90,9 +93,14 @@ def read_triplets(
 ) -> list[Triplet]:
     """The gallery or the query of a search: of a folder or an image as `read_query`, or of a table, if it says so those of the
     `split`. Labels are other columns and named groups of the `pattern` in the names; `camera` is that of those without."""
-    if place.suffix.lower() == TABLE and place.is_file():
+    if place.suffix.lower() in TABLES and place.is_file():
         every = table_triplets(place, *read_table(place), cfg.MODEL.MODALITIES)
-        by_name = {one.name: one for one in every if one.labels.get("split", split) == split}
+        every = [one for one in every if one.labels.get("split", split) == split]
+        by_name = {one.name: one for one in every}
+        if other := next((one.name for one in every if one != by_name[one.name]), None):
+            raise UserError(
+                f"{place} has lines that begin with the image {other} and differ; leave one of them, as it names the triplet."
+            )
         triplets = [by_name[name] for name in sorted(by_name)]
         if not triplets:
             raise UserError(f"{place} has no images of the split {split}; give another table.")
@@ -117,26 +125,26 @@ def _make_reader(
 
     @cache
     def samples() -> dict[str, list[base.Sample]]:
-        triplets = [one for one in read() if one.labels.get("identity") != JUNK]
+        triplets = [one for one in read() if not JUNK.fullmatch(one.labels.get("identity", ""))]
         for one in triplets:
             if not needed <= one.labels.keys() or one.labels["split"] not in base.SPLITS:
                 raise UserError(
                     f"The image {one.files[0]} needs {', '.join(sorted(needed))} by {what}, the split one of "
                     f"{', '.join(base.SPLITS)}; correct or remove it (docs/own_data.md)."
                 )
-        identities = number_labels(one.labels["identity"] for one in triplets)
-        names = [one.labels["camera"] if has_cameras else "" for one in triplets]
-        numbers = number_labels(names)
-        warn_of_alike("identity", (one.labels["identity"] for one in triplets))
-        warn_of_alike("camera", names)
-        cameras = sorted(numbers, key=numbers.__getitem__)
-        places = {name: place for place, name in enumerate(cameras)}
-        scenes = [0] * len(names) if has_cameras else number_scenes([one.paths for one in triplets])
+        identities = [one.labels["identity"] for one in triplets]
+        cameras = [one.labels["camera"] if has_cameras else "" for one in triplets]
+        warn_of_alike("identity", identities)
+        warn_of_alike("camera", cameras)
+        numbers, places = number_labels(identities), number_labels(cameras)
+        order = sorted(places.values())
+        scenes = (
+            [0] * len(cameras) if has_cameras else number_scenes([one.paths for one in triplets])
+        )
         splits: dict[str, list[base.Sample]] = {split: [] for split in base.SPLITS}
-        for one, name, scene in zip(triplets, names, scenes, strict=True):
-            identity = identities[one.labels["identity"]]
-            camera = places[name] if has_cameras else base.UNKNOWN
-            sample = base.Sample(one.paths, identity, camera, scene, name)
+        for one, identity, name, scene in zip(triplets, identities, cameras, scenes, strict=True):
+            camera = order.index(places[name]) if has_cameras else base.UNKNOWN
+            sample = base.Sample(one.paths, numbers[identity], camera, scene, name)
             splits[one.labels["split"]].append(sample)
         return splits
 
@@ -164,7 +172,7 @@ def number_scenes(triplets: Sequence[tuple[str | None, ...]]) -> list[int]:
 def compile_pattern(cfg: CfgNode) -> re.Pattern:
     """DATASETS.PATTERN, which must have the group identity."""
     try:
-        pattern = re.compile(normalize("NFC", cfg.DATASETS.PATTERN))
+        pattern = re.compile(plain(cfg.DATASETS.PATTERN))
         pattern.groupindex["identity"]
     except (re.error, KeyError) as error:
         raise UserError(
@@ -210,7 +218,9 @@ def read_table(table: Path) -> tuple[list[str], dict[int, dict[str, str]]]:
             separator = max(SEPARATORS, key=file.readline().count)
             file.seek(0)
             reader = csv.DictReader(file, restval="", strict=True, delimiter=separator)
-            columns = reader.fieldnames = [*map(plain, reader.fieldnames or ())]
+            names = [*map(plain, reader.fieldnames or ())]
+            columns = [name.lower() if name.lower() in COLUMNS else name for name in names]
+            reader.fieldnames = columns
             for line in reader:
                 lines[reader.line_num] = line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -237,6 +247,5 @@ def number_labels(labels: Iterable[str]) -> dict[str, int]:
     """A number for each label: its own where all are different whole numbers, else its place in the order of all."""
     distinct = sorted(set(labels))
     numbers = {int(label) for label in distinct if label.isdecimal() and len(label) < 19}
-    if len(numbers) == len(distinct):
-        return {label: int(label) for label in distinct}
-    return {label: place for place, label in enumerate(distinct)}
+    is_own = len(numbers) == len(distinct)
+    return {label: int(label) if is_own else place for place, label in enumerate(distinct)}

@@ -96,6 +96,8 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     reid.warns_of_cameras = False  # a line of the output says it, at each search
     width = reid.widths[pattern]
     table = open_index(place, arguments.gallery, origin, gallery, width, arguments.rebuild)
+    if arguments.where:  # a mistake in it is told before the gallery is read
+        table.count_lacking(arguments.where)
     extract = partial(extract_triplets, reid, pattern)
     queries = check(queries)
     # before the gallery, which may take hours

@@ -10,8 +10,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLE, FEATURE = "features", "feature"
+QUOTED = re.compile("'[^']*'|\"[^\"]*\"|`[^`]*`")  # texts and names in SQL
 BATCH = 4096  # rows that are written or deleted at a time
 MOST_FRAGMENTS = 64  # files of few rows, before they are merged
 KEPT = timedelta(days=1)  # by which readers of older versions have ended
@@ -76,14 +79,8 @@ class Table:
         """The rows in the order of their names, or those that `where`, a condition in SQL, leaves, with the columns of `names`.
         Raises `UserError` for a wrong condition, and for one that leaves nothing."""
         query = self.handle.search().select([*names])
-        with engine_errors(self.place):
-            try:
-                # LanceDB drops what follows a whole condition, but not inside parentheses
-                rows = (query if where is None else query.where(f"({where})")).to_arrow()
-            except ValueError as error:
-                if where is None:
-                    raise
-                raise UserError(f"The filter {where!r} cannot be used: {message(error)}.") from None
+        with engine_errors(self.place, where):
+            rows = (query if where is None else query.where(condition(where))).to_arrow()
         if where is not None and not len(rows):
             raise UserError(
                 f"The filter {where!r} leaves none of the rows of {self.place}, of which {self.count_lacking(where)} lack a "
@@ -92,9 +89,9 @@ class Table:
         return rows.sort_by("name")
 
     def count_lacking(self, where: str) -> int:
-        """How many rows lack a label of a condition in SQL."""
-        with engine_errors(self.place):
-            return int(self.handle.count_rows(f"(({where})) IS NULL"))
+        """How many rows lack a label of a condition in SQL. Raises `UserError` for a wrong one."""
+        with engine_errors(self.place, where):
+            return int(self.handle.count_rows(f"({condition(where)} IS NULL)"))
 
     def side(self, where: str | None = None) -> "tuple[np.ndarray, Side]":
         """The names (n,) of the rows of `read`, and their features (n, D) float32 with what is present in each."""
@@ -150,6 +147,15 @@ def connect(place: str | Path) -> Any:
     return lancedb.connect(str(place))
 
 
+def condition(where: str) -> str:
+    """A condition in SQL within parentheses, where LanceDB does not drop what follows a whole one. Raises `UserError` for one
+    that closes them."""
+    depths = accumulate((sign == "(") - (sign == ")") for sign in QUOTED.sub("", where))
+    if min(depths, default=0) < 0:
+        raise UserError(f"The filter {where!r} has a ) without its (; correct it.")
+    return f"({normalize('NFC', where)})"
+
+
 def message(error: BaseException) -> str:
     """What LanceDB says, in a line, without the place in its source."""
     text = " ".join(str(error).split()).partition(", /")[0]
@@ -157,12 +163,14 @@ def message(error: BaseException) -> str:
 
 
 @contextmanager
-def engine_errors(place: str | Path) -> Iterator[None]:
-    """Errors of LanceDB as `UserError`."""
+def engine_errors(place: str | Path, where: str | None = None) -> Iterator[None]:
+    """Errors of LanceDB as `UserError`; with the condition `where` they are of it, as the table was opened without one."""
     try:
         yield
     except (ValueError, RuntimeError, OSError) as error:
         text = message(error)
+        if where is not None:
+            raise UserError(f"The filter {where!r} cannot be used: {text}.") from None
         what = f"cannot be read ({text}); {REBUILD}"
         if any(word in text for word in UNREACHABLE):
             what = f"cannot be reached ({text}); docs/search.md names the variables to set"

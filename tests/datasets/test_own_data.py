@@ -51,10 +51,10 @@ def configuration(root, name="Folder", *opts):
 def write_incomplete(root, junk=True):
     """ROOT/{train,query,gallery}/{RGB,NI,TI} of triplets with one to three images → (split, name, identity, camera, paths)."""
     draw, rows = random.Random(shift_seed(1)), []
-    identities = ["0007", "0011", "0012", "0030", *["-1"] * junk]
+    identities = ["0007", "0011", "0012", "0030", *["-01"] * junk]
     for split in SPLITS:
         for number, (identity, camera) in enumerate(product(identities, (2, 5, 9))):
-            nested = "more/" * (number % 3 == 0)
+            nested = f"{split}/" * (number % 3 == 0)  # the name of another folder
             name = f"{nested}{identity}_c{camera}_{number:03}"
             present = draw.sample(MODALITIES, draw.randint(1, 3))
             for modality in present:
@@ -64,12 +64,12 @@ def write_incomplete(root, junk=True):
                 str(root / split / modality / f"{name}.png") if modality in present else None
                 for modality in MODALITIES
             )
-            if identity != "-1":
+            if identity != "-01":
                 rows.append((split, name, identity, camera, paths))
     return rows
 
 
-PATTERN = ("DATASETS.PATTERN", r"(?P<identity>-1|\d+)_c(?P<camera>\d)")
+PATTERN = ("DATASETS.PATTERN", r"(?P<identity>-?\d+)_c(?P<camera>\d)")
 
 
 def expected_samples(rows, split, modalities=MODALITIES):
@@ -86,7 +86,7 @@ def expected_samples(rows, split, modalities=MODALITIES):
 def write_table(path, rows):
     with open(path, "w", newline="", encoding="utf-8-sig") as file:  # as spreadsheets write it
         writer = csv.writer(file)
-        writer.writerow(["identity", "camera", "split", "note", "rgb", "ni", "ti"])
+        writer.writerow(["Identity", "camera", "split", "note", "RGB", "ni", "ti"])
         for split, _, identity, camera, paths in rows:
             files = [name and str(Path(name).relative_to(path.parent)) for name in paths]
             writer.writerow([f"person {identity}", f"camera {camera}", split, "", *files])
@@ -121,7 +121,7 @@ def test_data_without_cameras(tmp_path, name):
     rows = [row for row in write_incomplete(tmp_path, junk=False) if row[0] != "gallery"]
     table = tmp_path / "persons.csv"
     write_table(table, [*rows, *(("gallery", *row[1:]) for row in rows if row[0] == "query")])
-    table.write_text(table.read_text().replace("identity,camera", "identity,by"))
+    table.write_text(table.read_text().replace("Identity,camera", "identity,by"))
     place = table if name == "CSV" else tmp_path
     opts = ("DATASETS.PATTERN", r"(?P<identity>\d+)_c", "DATASETS.FOLDERS", "[gallery=query]")
     cfg = configuration(place, name, *opts, "OUTPUT_DIR", "x")

@@ -95,6 +95,17 @@ class Case(NamedTuple):
         return torch.randn(batch, 3, *size, generator=generator(seed), dtype=torch.double)
 
 
+class Called(nn.Module):
+    """A model as its case calls it."""
+
+    def __init__(self, case, model):
+        super().__init__()
+        self.call, self.model = case.call, model
+
+    def forward(self, images):
+        return self.call(self.model, images)
+
+
 def encode_tokens(model, images):
     output = model(images)
     return torch.cat([output.last_hidden_state, output.pooler_output[:, None]], dim=1)

@@ -127,7 +127,10 @@ def test_labels_of_a_table_and_of_a_pattern(place):
     assert cameras["photos/RGB/unnamed.jpg"] == "4" and cameras["query/RGB/x.jpg"] == "3"
 
 
-@pytest.mark.parametrize("text", ["camera\n1\n", "rgb\nlost.jpg\n"])
+TWICE = "rgb,camera\nquery/RGB/x.jpg,1\nquery/RGB/x.jpg,2\n"  # one name, two labels
+
+
+@pytest.mark.parametrize("text", ["camera\n1\n", "rgb\nlost.jpg\n", TWICE])
 def test_mistakes_in_a_table_are_told(place, text):
     (place / "bad.csv").write_text(text)
     with pytest.raises(UserError, match=r"bad\.csv"):

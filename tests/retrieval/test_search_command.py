@@ -73,8 +73,9 @@ def test_a_condition_leaves_some_of_the_gallery(run_search, search_output):
     expected = [row for row in read_rows("all.csv")[1:] if not row[2].endswith(left_out)]
     actual = read_rows("some.csv")[1:]
     assert [row[::2] for row in actual] == [row[::2] for row in expected] and len(actual) == 6
-    code, _, stderr = run_search("--index", "kept", "--where", "camera = 1")
-    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+    for where in ("camera = 1", "name <> 'x')) AND name = 'y'", "cast(name as int) = 1"):
+        code, _, stderr = run_search("--index", "kept", "--where", where)
+        assert code == 2 and stderr.startswith(ONE_LINE + "The filter") and stderr.count("\n") == 1
     words = ("--index", "kept", "--pattern", r"photo (?P<camera>[24])", "--where", "camera <> 2")
     stdout = search_output(*words)
     assert "Left out by --where: 3 triplets, which lack a label" in stdout

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from numeric import assert_close
-from slim_models import CASES, PATH, agree
+from slim_models import CASES, PATH, Called, agree
 from timm.layers import set_reentrant_ckpt
 from torch import nn
 
@@ -21,17 +21,6 @@ STAGES = (1, 2), (0.6, 0.5)
 TIMM = ("timm", "timm, registers", "timm, rotary")  # the last two are DINOv2 and Eva
 TRANSFORMERS = ("ViT", "DINOv2", "DINOv3")
 ALL = (*TIMM, *TRANSFORMERS, "torchvision", "open_clip")
-
-
-class Called(nn.Module):
-    """A model as its case calls it."""
-
-    def __init__(self, case, model):
-        super().__init__()
-        self.call, self.model = case.call, model
-
-    def forward(self, images):
-        return self.call(self.model, images)
 
 
 def change(act, case, dense, model):
@@ -54,7 +43,7 @@ def save_and_load(case, dense, model):
     if hasattr(model, "save_pretrained"):
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            again = type(dense).from_pretrained(folder, dtype=torch.double)
+            again = type(model).from_pretrained(folder, dtype=torch.double)
         assert_close(case.call(again, images), case.call(dense, images), *PATH)
 
 

@@ -67,7 +67,7 @@ def padded():
             (partial(transformers_model, name, head), head, {})
             for name, head in (
                 ("ViTModel", "ViTForMaskedImageModeling"),
-                ("Dinov2Model", "Dinov2Backbone"),
+                ("PixioModel", "PixioBackbone"),
             )
         ),
         (lambda: transformers_model("CLIPModel").text_model, "CLIPTextModel", {}),
@@ -92,6 +92,12 @@ def test_a_model_that_is_slimmed():
         assert_refuses(again, "VisionTransformer in")
     with pytest.raises(UserError, match="is not slimmed"):
         demo_sdtps.unslim(demo_sdtps.unslim(model))
+    whole = demo_sdtps.slim(nn.Sequential(model), (1,), (0.5,))
+    whole[0] = timm_model("test_vit")
+    with pytest.raises(UserError, match="none came to the blocks"):
+        whole(torch.zeros(1, 3, 160, 160))
+    whole[0].norm.forward = whole[0].norm.forward
+    assert_refuses(whole[0], "wrapped")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,10 @@ def test_a_model_that_is_slimmed():
         ({"blocks": (), "keep": ()}, "blocks is ()"),
         ({"blocks": [1.5], "keep": (0.5,)}, "blocks is [1.5]"),
         ({"blocks": 0, "keep": None}, "blocks is 0"),
-        *(({"keep": keep}, f"keep {keep!r}") for keep in (0.5, (0.5, 0.0), [math.nan] * 2)),
+        *(
+            ({"keep": keep}, f"keep {keep!r}")
+            for keep in (0.5, (0.5, 0.0), [math.nan] * 2, ("1", 1))
+        ),
         ({"keep": None, "operations": 1.5}, "operations 1.5"),
         ({"operations": 0.5}, "operations 0.5"),
         ({"score": []}, "score []"),

@@ -21,6 +21,7 @@ from slim_models import (
     ROWS,
     WAYS,
     WIDTH,
+    Called,
     Tower,
     by_saliency,
     compare,
@@ -126,6 +127,7 @@ def test_blocks_that_return_more(settings):
     compare(case, "saliency", *STAGES, by_saliency(case))
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch.jit.trace
 @pytest.mark.parametrize("kind", ["added", "boolean", "4-D", "of the patches"])
 def test_masks(kind):
     """Between all tokens, and of the patches, as STMI gives its blocks."""
@@ -141,6 +143,9 @@ def test_masks(kind):
     case = make_case(Tower, call, blocks_at="blocks")
     for stages in (STAGES, ((0, 2), (0.6, 0.5))):
         compare(case, "saliency", *stages, by_saliency(case))
+    model, images = demo_sdtps.slim(case.model(), *STAGES, blocks_at="blocks"), case.draw()
+    graph = torch.jit.trace(Called(case, model), (images,))
+    assert_close(graph(images), case.call(model, images), *PATH)
 
 
 METHODS = {
