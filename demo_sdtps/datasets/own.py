@@ -80,7 +80,7 @@ def table_triplets(
             by_modality = tuple(map(paths.get, COLUMNS[3:]))
             triplets.append(Triplet(by_modality, name=next(iter(files.values())), labels=labels))
     if left := len(lines) - len(triplets):
-        base.logger.warning("%s: left out are %d lines without an image to read", table, left)
+        base.logger.warning("%s: %d lines without an image to read are left out", table, left)
     return triplets
 
 

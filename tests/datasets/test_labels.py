@@ -125,11 +125,11 @@ def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):
 def test_labels_that_are_one_number_are_told(tmp_path, caplog):
     save(tmp_path / "x.png", IMAGE)
     rows = map(",".join, product(SPLITS, ("7", "07", "7.0", "8"), ("2", "2.0"), ["x.png"]))
-    (tmp_path / "x.csv").write_text("\n".join(["split,identity,camera,rgb", *rows]))
+    (tmp_path / "x.csv").write_text("\n".join(["split,identity,camera,rgb", *rows, "train"]))
     words = ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", str(tmp_path / "x.csv")]
     read_splits(load_cfg(None, words))
     told = [text.partition(":")[0] for text in caplog.messages]
-    assert told == ["identity 07 and 7 and 7.0", "camera 2 and 2.0"]
+    assert told == [words[-1], "identity 07 and 7 and 7.0", "camera 2 and 2.0"]
 
 
 def test_triplets_with_a_file_in_common_are_one_scene(tmp_path):
@@ -207,8 +207,8 @@ def test_names_that_look_the_same_are_one_triplet(tmp_path):
     assert {(one.name, one.paths) for one in triplets} == expected
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, f"rgb\nRGB/Zo\u00eb 1/{names[0]}.png\n")
-        (tmp_path / "x.csv").write_text(text, encoding="utf-8")
-        (one,) = own.read_triplets(tmp_path / "x.csv", "gallery", CFG)
+        (tmp_path / "x.tsv").write_text(text, encoding="utf-8")
+        (one,) = own.read_triplets(tmp_path / "x.tsv", "gallery", CFG)
         assert one.paths[0] == str(paths[0])
 
 
