@@ -51,8 +51,7 @@ def slim(
     """
     kind = type(model).__name__
     for module in model.modules():
-        changed = getattr(module, "_compiled_call_impl", None) or "forward" in vars(module)
-        if isinstance(module, (*WRAPPERS, Wrapped)) or changed:
+        if isinstance(module, (*WRAPPERS, Wrapped)) or getattr(module, "_compiled_call_impl", None):
             raise UserError(
                 f"{type(module).__name__} in {kind} is slimmed, compiled or wrapped already; slim the plain model, after "
                 "vit_slim.unslim where it is slimmed, and compile or wrap it then."
@@ -64,14 +63,14 @@ def slim(
     scores: Sequence[Any] = [SCORES.get(one, one) if isinstance(one, str) else one for one in given]
     kinds = (one if isinstance(one, (str, type)) else type(one) for one in given)
     names = [getattr(one, "__name__", one) for one in kinds]
-    every = shares if operations is None else (*shares, operations)
     if not (
         all(isinstance(block, Integral) for block in stages)
         and list(stages) == sorted(set(stages))
         and hasattr(shares, "__len__")
         and 0 < len(stages) == len(shares) == len(scores)
-        and all(isinstance(share, Real) and 0 < share <= 1 for share in every)
-        and (keep is None or operations is None)
+        and all(isinstance(share, Real) and 0 < share <= 1 for share in shares)
+        and (operations is None or (isinstance(operations, Real) and 0 < operations <= 1))
+        and (operations is None or keep is None)
         and all(issubclass(one if isinstance(one, type) else type(one), Score) for one in scores)
     ):
         raise UserError(
@@ -80,6 +79,11 @@ def slim(
             f"for each one score, a Score, its class or {' or '.join(map(repr, SCORES))}{nearest_name(score, SCORES)}."
         )
     towers = find_towers(model, blocks_at, prefix)
+    inside = (part for tower in towers for part in (tower.patches, *tower.blocks))
+    if changed := [part for part in (model, *inside) if "forward" in vars(part)]:
+        raise UserError(
+            f"The forward of {type(changed[0]).__name__} in {kind} was replaced; slim the model before it is."
+        )
     check_stages(blocks, min(len(tower.blocks) for tower in towers), "blocks", kind)
     width = towers[0].patches.out_channels
     scorers = [one(width, (0, 0), keep=shares) if isinstance(one, type) else one for one in scores]

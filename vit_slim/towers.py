@@ -15,7 +15,9 @@ NEEDS_ALL = (
     "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos|Mixer|ViTMAE|MaskedImageModeling|"
     "SemanticSegmentation|DepthEstimation|DepthPro|ObjectDetection"
 )
-OF_TRANSFORMERS = r"Segmentation|PoseEstimation|Matting|Yolos|Backbone$"
+OF_TRANSFORMERS = (
+    r"Segmentation|PoseEstimation|Matting|Yolos|(Dinov2\w*|DINOv3ViT|Pixio|Tipsv2Vision)Backbone"
+)
 """Parts of the names of classes that attend in windows or with fixed biases of positions, mix a fixed grid, mask patches at
 random, lay the patches out as a grid, or have tokens after them; the second, of classes of transformers alone."""
 PREFIX_TOKENS = r"\b(cls|class|dist|distillation|reg|register)_(token|tokens|embedding)$"

@@ -40,6 +40,7 @@ class Batch:
     def __init__(self, state: State, count: int):
         self.states = [state]  # before the first stage, and after each
         self.block = 0  # the next one
+        self.is_sole = True  # whether no other waited for the first block when it came there
         self.count = count  # of images
 
 
@@ -70,10 +71,11 @@ def remember(tensor: Any, known: Any) -> None:
 class Wrapped(nn.Module):
     """First base class of the class of a module that `wrap` has changed; the second is the class that it had."""
 
-    @staticmethod
-    def pruned(module: nn.Module, dense: Callable, args: tuple, kwargs: dict) -> Any:
-        """The forward: that of the class, `dense`, in a new instance of it, until `wrap` sets another."""
-        return dense(*args, **kwargs)
+    pruned: Callable  # (the module, its own forward, arguments, keyword arguments) → output
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A new model of the class is a dense one."""
+        return cls.__bases__[1](*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Its class has no name by which pickle could find it.
@@ -110,7 +112,7 @@ def unwrap(module: nn.Module) -> None:
     """Give a module the class and the methods back that it had, in place."""
     if isinstance(module, Wrapped):
         module.__class__ = type(module).__bases__[1]
-        vars(module).pop("pruned", None)
+        del vars(module)["pruned"]
     for attributes in (vars(module), module._modules):
         if isinstance(attributes.get("slimming"), Slimming):
             del attributes["slimming"]
@@ -205,23 +207,24 @@ class Slimming(nn.Module):
                 args, kwargs = tree_map_only(torch.Tensor, alias, (args, kwargs))
             output = dense(*args, **kwargs)
             for number, batches in self.batches.items():
-                # Of images that are embedded and not encoded it is not known which tokens are theirs.
-                if {batch.block for batch in batches} != {len(self.towers[number].blocks)}:
-                    raise RuntimeError("its patches do not come to all blocks")
-            if self.images and not self.batches:
+                blocks, depth = {batch.block for batch in batches}, len(self.towers[number].blocks)
+                # A model may embed images that it does not encode, but not before others, which would be taken for them.
+                is_known = 0 not in blocks or all(batch.is_sole for batch in batches)
+                if blocks == {0} or blocks - {0, depth} or not is_known:
+                    raise RuntimeError("its patches do not come to all blocks, or not as embedded")
+            missing = {tower.patches for tower in self.towers}.difference(model.modules())
+            if self.images and not self.batches and missing:
                 raise UserError(
                     f"{type(model).__name__} got images, but none came to the blocks that were slimmed; slim it again after a "
                     "part was replaced."
                 )
             return output
-        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+        except (RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
-            about = (
-                "[Ss]hape|[Ss]ize|dimension|all blocks" if isinstance(error, RuntimeError) else ""
-            )
             # transformers compares numbers of tokens itself
-            about = "do not match" if isinstance(error, ValueError) else about
-            if not self.batches or not search(about, str(error)):
+            is_theirs = isinstance(error, ValueError)
+            about = "do not match" if is_theirs else "[Ss]hape|[Ss]ize|dimension|all blocks"
+            if not self.batches or not search(about, reason):
                 raise
             raise UserError(
                 f"{type(model).__name__} does not run where patches are left out ({reason}): what needs the whole grid, such "
@@ -327,6 +330,7 @@ class Slimming(nn.Module):
                     "itself, slim again after the patch convolution was replaced, and name by blocks_at the blocks after it."
                 )
             batch = waiting[0]
+            batch.is_sole &= index > 0 or len(waiting) == 1
             remember(tokens, batch)
         batch.block = index + 1
         return batch

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from unicodedata import normalize
 
 from demo_sdtps.commands import cli, flags
 from demo_sdtps.config import RETURN_PATTERNS, common
@@ -12,7 +13,7 @@ from demo_sdtps.datasets.base import VALIDATION
 def labels_pattern(text: str) -> re.Pattern:
     """Type of the flag --pattern: a regular expression with named groups."""
     try:
-        pattern = re.compile(common.plain(text))  # as names are
+        pattern = re.compile(normalize("NFC", text))  # as names are
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from None
     if not pattern.groupindex:
@@ -29,7 +30,7 @@ def main() -> None:
         epilog=f"distance: {common.SQUARED}; with --re_rank the {common.RERANKED}.",
         data=False,
     )
-    table = "or a TABLE.csv with the columns rgb, ni and ti, as in docs/own_data.md"
+    table = "or a TABLE.csv or .tsv with the columns rgb, ni and ti, as in docs/own_data.md"
     cli.add_path(parser, "--gallery", "FOLDER", f"images to search in; {table}")
     flags.add_modality(parser)
     parser.add_argument(
@@ -44,8 +45,7 @@ def main() -> None:
         help="camera of the gallery, as the training's files call it, such as 2, where pattern and table name none",
     )
     cli.add_count(parser, "--top", common.TOP, "hits per query, at most all")
-    what = "go on without unreadable images; list them at the end"
-    cli.add_switch(parser, "--skip_unreadable", what)
+    cli.add_switch(parser, "--skip_unreadable", "go on without unreadable images and list them")
     parser.add_argument(
         "--index",
         metavar="PLACE",

@@ -127,9 +127,9 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in SYSTEM
 
 
-def image_names(folder: Path, others: Collection[Path] | None = None) -> dict[str, str]:
+def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str, str]:
     """Paths of the images below a folder by the same, as `plain` text without their endings, unordered; with `others` also
-    those in nested folders, but for these. Hidden files are left out, and, with a warning, those of other
+    those in nested folders, but for folders of these names. Hidden files are left out, and, with a warning, those of other
     formats. Links are followed, but to a folder they lie in; one to nowhere is an image, which the reader of pixels names."""
     names: dict[str, str] = {}
     left: list[str] = []
@@ -137,11 +137,7 @@ def image_names(folder: Path, others: Collection[Path] | None = None) -> dict[st
         folders[:] = [
             name
             for name in ([] if others is None else folders)
-            if not (
-                is_hidden(name)
-                or Path(place, name) in (others or ())
-                or _leads_up(Path(place, name))
-            )
+            if not (is_hidden(name) or name in (others or ()) or _leads_up(Path(place, name)))
         ]
         for name in (each for each in files if not is_hidden(each)):
             path = Path(place, name).relative_to(folder).as_posix()
@@ -172,7 +168,7 @@ def endings() -> set[str]:
 
 
 def find_triplets(
-    places: Mapping[str, Path], others: Collection[Path] | None = None
+    places: Mapping[str, Path], others: Collection[str] | None = None
 ) -> dict[str, tuple[str | None, ...]]:
     """Paths of each triplet by its name, sorted: those of `image_names` in the modalities' folders, None for a missing one."""
     paths: dict[str, dict[str, str]] = {}

@@ -99,7 +99,7 @@ def read_folder(folder: Path, cfg: CfgNode) -> list[Triplet]:
     names, modalities = by_folder(cfg), cfg.MODEL.MODALITIES
     places = find_places(base.existing(folder), names)
     chosen = {name: place for name, place in places.items() if name in modalities}
-    triplets = base.find_triplets(chosen, {folder / name for name in names})
+    triplets = base.find_triplets(chosen, names if folder in chosen.values() else ())
     if not triplets:
         raise UserError(
             f"The folder {folder} has no image in {', '.join(modalities)} (MODEL.MODALITIES), but folders of "

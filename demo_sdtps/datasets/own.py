@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unicodedata import normalize
 
 from yacs.config import CfgNode
 
@@ -31,10 +32,11 @@ def folder_reader(cfg: CfgNode) -> base.Reader:
 
     def read() -> list[Triplet]:
         triplets = []
-        every = {root / folders[split] / folders[m] for split in base.SPLITS for m in MODALITIES}
+        # beside the images of "." stand the folders of other modalities
+        others = folders.values() if "." in map(folders.get, MODALITIES) else ()
         for split in base.SPLITS:
             places = {name: root / folders[split] / folders[name] for name in modalities}
-            for name, paths in base.find_triplets(places, every).items():
+            for name, paths in base.find_triplets(places, others).items():
                 labels = name_labels(pattern, name) | {"split": split}
                 triplets.append(Triplet(paths, name=name, labels=labels))
         return triplets
@@ -99,7 +101,7 @@ def read_triplets(
         by_name = {one.name: one for one in every}
         if other := next((one.name for one in every if one != by_name[one.name]), None):
             raise UserError(
-                f"{place} has lines that begin with the image {other} and differ; leave one of them, as it names the triplet."
+                f"{place} has several lines of {other}, with other images or labels; keep one, as it names the triplet."
             )
         triplets = [by_name[name] for name in sorted(by_name)]
         if not triplets:
@@ -172,7 +174,7 @@ def number_scenes(triplets: Sequence[tuple[str | None, ...]]) -> list[int]:
 def compile_pattern(cfg: CfgNode) -> re.Pattern:
     """DATASETS.PATTERN, which must have the group identity."""
     try:
-        pattern = re.compile(plain(cfg.DATASETS.PATTERN))
+        pattern = re.compile(normalize("NFC", cfg.DATASETS.PATTERN))
         pattern.groupindex["identity"]
     except (re.error, KeyError) as error:
         raise UserError(

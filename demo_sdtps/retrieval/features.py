@@ -101,7 +101,6 @@ class Features:
         return np.array(self.values, dtype, copy=copy)
 
     def __getitem__(self, rows: Any) -> "Features":
-        rows = np.asarray(rows) if isinstance(rows, torch.Tensor) else rows
         rows = [rows] if isinstance(rows, (int, np.integer)) else rows
         return Features(self.values[rows], self.present[rows])
 

@@ -171,7 +171,11 @@ class Reid:
 
     def camera_numbers(self, camera: Cameras, count: int) -> list[int]:
         """`camera` as a list of `count` numbers; any other one is the last, the mean of all."""
-        cameras: list[Any] = [camera] * count if np.ndim(camera) == 0 else [*camera]  # type: ignore
+        cameras: list[Any] = [camera] * count
+        if self.cfg.TEST.UNKNOWN_CAMERAS:
+            cameras = [None] * count
+        elif isinstance(camera, Iterable) and not isinstance(camera, str):
+            cameras = [*camera] if getattr(camera, "ndim", 1) else cameras
         numbers = {name: number for number, name in enumerate(self.camera_names)}
         cameras = [numbers.get(plain(each)) if isinstance(each, str) else each for each in cameras]
         if len(cameras) != count:

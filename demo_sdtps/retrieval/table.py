@@ -83,8 +83,8 @@ class Table:
             rows = (query if where is None else query.where(condition(where))).to_arrow()
         if where is not None and not len(rows):
             raise UserError(
-                f"The filter {where!r} leaves none of the rows of {self.place}, of which {self.count_lacking(where)} lack a "
-                "label that it names; correct it, or give the labels by --pattern or a table."
+                f"The filter {where!r} leaves none of the rows of {self.place} ({self.count_lacking(where)} without a label "
+                "that it names); correct it, or give labels by --pattern or a table."
             )
         return rows.sort_by("name")
 
@@ -164,12 +164,12 @@ def message(error: BaseException) -> str:
 
 @contextmanager
 def engine_errors(place: str | Path, where: str | None = None) -> Iterator[None]:
-    """Errors of LanceDB as `UserError`; with the condition `where` they are of it, as the table was opened without one."""
+    """Errors of LanceDB as `UserError`; with the condition `where` they are of it, but for those of files."""
     try:
         yield
     except (ValueError, RuntimeError, OSError) as error:
         text = message(error)
-        if where is not None:
+        if where is not None and "(IO)" not in text:
             raise UserError(f"The filter {where!r} cannot be used: {text}.") from None
         what = f"cannot be read ({text}); {REBUILD}"
         if any(word in text for word in UNREACHABLE):

@@ -124,8 +124,6 @@ def test_a_wheel_runs_in_an_environment_of_its_own(checkout, tiny_root, tmp_path
 
 def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert (citation["cff-version"], citation["version"]) == ("1.2.0", VERSION)
+    assert citation["version"] == VERSION
     heading = f"## [{VERSION}] - {citation['date-released']}"
     assert heading in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
-    titles = [reference["title"] for reference in citation["references"]]
-    assert [title.partition(":")[0] for title in titles] == ["DeMo", "SEPS"]

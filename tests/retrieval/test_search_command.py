@@ -81,7 +81,7 @@ def test_a_condition_leaves_some_of_the_gallery(run_search, search_output):
     assert "Left out by --where: 3 triplets, which lack a label" in stdout
     assert "photo 4" in stdout and "photo 2" not in stdout and "photo 1" not in stdout
     code, _, stderr = run_search(*words[:-1], "camera > 4")
-    assert code == 2 and "of which 3 lack a label" in stderr
+    assert code == 2 and "(3 without a label" in stderr
 
 
 def test_further_pages_of_a_tiff_are_counted(search_output, place, caplog):

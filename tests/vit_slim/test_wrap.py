@@ -144,8 +144,9 @@ def test_masks(kind):
     for stages in (STAGES, ((0, 2), (0.6, 0.5))):
         compare(case, "saliency", *stages, by_saliency(case))
     model, images = demo_sdtps.slim(case.model(), *STAGES, blocks_at="blocks"), case.draw()
-    graph = torch.jit.trace(Called(case, model), (images,))
-    assert_close(graph(images), case.call(model, images), *PATH)
+    assert_close(
+        torch.jit.trace(Called(case, model), images)(images), case.call(model, images), *PATH
+    )
 
 
 METHODS = {
