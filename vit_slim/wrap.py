@@ -81,6 +81,11 @@ class Wrapped(nn.Module):
         # Its class has no name by which pickle could find it.
         return new_wrapped, type(self).__bases__[1:], super().__reduce_ex__(protocol)[2]
 
+    def _replicate_for_data_parallel(self) -> Any:
+        raise UserError(
+            "nn.DataParallel does not run a slimmed model; use nn.parallel.DistributedDataParallel."
+        )
+
     def __prepare_scriptable__(self) -> None:  # which torch.jit.script asks for
         raise UserError(NO_GRAPH.format("torch.jit.script"))
 
@@ -154,11 +159,6 @@ class Slimming(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no forward under way.
         return self.__dict__ | {"images": None, "losses": [], "batches": defaultdict(list)}
-
-    def _replicate_for_data_parallel(self) -> Any:
-        raise UserError(
-            "nn.DataParallel does not run a slimmed model; use nn.parallel.DistributedDataParallel."
-        )
 
     def attach(self, model: nn.Module, home: nn.Module) -> None:
         """Become `model.slimming`, in the model's mode and on its device, and wrap the model; the weights of the scores are in

@@ -340,7 +340,7 @@ def draw_variant(draw, name, seeds=("1", "2", "3")):
             "similarity": {"tokens": draw.random(), "images": draw.random()},
             **{
                 f"cross_modal_{how}": {row: {to: draw.random() for to in sets} for row in sets}
-                for how in ("all", "shared")
+                for how in ("all", "shared", "pairs")
             },
         }
 
