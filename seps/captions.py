@@ -143,8 +143,8 @@ class CaptionBatch(NamedTuple):
 
 
 def caption_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
-    """Loads random batches of captions of a split of tokens, for `caption_batches`; `.batch_sampler.epoch` is set before
-    each epoch."""
+    """Loads random batches of captions of a split of tokens, for `caption_batches`; `.batch_sampler.begin(epoch)` precedes each
+    epoch."""
     solver, count = cfg.SOLVER, len(split.captions)
     sampler = ShuffledBatchSampler(count, "captions", solver.IMS_PER_BATCH, solver.SEED)
     texts = [split.captions]

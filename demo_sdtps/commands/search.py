@@ -30,7 +30,7 @@ def main() -> None:
         epilog=f"distance: {common.SQUARED}; with --re_rank the {common.RERANKED}.",
         data=False,
     )
-    table = "or a TABLE.csv or .tsv with the columns rgb, ni and ti, as in docs/own_data.md"
+    table = "or a TABLE.csv with the columns rgb, ni and ti, as in docs/own_data.md"
     cli.add_path(parser, "--gallery", "FOLDER", f"images to search in; {table}")
     flags.add_modality(parser)
     parser.add_argument(

@@ -151,7 +151,7 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
                 )
     if left:
         text = "%s: %d files are left out, which are no images of a format that is read (%s)"
-        logger.warning(text, folder, len(left), ", ".join(sorted({*left})[:9]))
+        logger.warning(text, folder, len(left), ", ".join(sorted({*left})))
     return names
 
 
@@ -180,7 +180,7 @@ def find_triplets(
 
 def triplet_paths(folder: Path, names: Mapping[str, str]) -> list[tuple[str | None, ...]]:
     """Paths of the triplets in `folder`, by folder name of each modality, sorted by that of the first; all must be complete."""
-    places = {modality: existing(existing(folder) / names[modality]) for modality in MODALITIES}
+    places = {name: existing(folder / names[name]) for name in MODALITIES}
     triplets = find_triplets(places)
     for paths in triplets.values():
         if missing := [name for name, path in zip(MODALITIES, paths, strict=True) if not path]:

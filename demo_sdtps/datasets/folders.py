@@ -1,7 +1,7 @@
 """Own images without labels: a folder with subfolders RGB, NI and TI, or of one modality (docs/search.md)."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,9 +41,14 @@ class Triplet(base.Sample):
         return {*map(base.file_key, self.files)}
 
 
-def read_folders(cfg: CfgNode) -> dict[str, str]:
-    """The folder of each split and modality, "." for that of images without one, by DATASETS.FOLDERS."""
-    folders = {name: name for name in (*base.SPLITS, *MODALITIES)}
+Folders = dict[str, str]
+"""The folder of each split and modality, "." for that of images without one; a modality's own name stands for it too."""
+PLAIN: Folders = {name: name for name in (*base.SPLITS, *MODALITIES)}
+
+
+def read_folders(cfg: CfgNode) -> Folders:
+    """Folder of each split and modality, by DATASETS.FOLDERS."""
+    folders = dict(PLAIN)
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
         if name not in folders or not folder:
@@ -55,21 +60,20 @@ def read_folders(cfg: CfgNode) -> dict[str, str]:
     return folders
 
 
-def by_folder(cfg: CfgNode) -> dict[str, str]:
-    """The modality of each name of a folder, those of `read_folders` first; a modality's own name stands for it too."""
-    named = {folder: name for name, folder in read_folders(cfg).items() if name in MODALITIES}
+def by_folder(folders: Folders) -> dict[str, str]:
+    """The modality of each name of a folder, those of `folders` first."""
+    named = {folder: name for name, folder in folders.items() if name in MODALITIES}
     return named | {name: name for name in MODALITIES if name not in named}
 
 
-def find_places(root: Path, names: dict[str, str]) -> dict[str, Path]:
-    """The folder of each modality that there is one of in `root`, by the `names` of `by_folder`; without any, `root` itself
-    where a modality has no folder."""
+def find_places(root: Path, names: Folders) -> dict[str, Path]:
+    """The folder of each modality that there is one of in `root`; without any, `root` itself where a modality has no folder."""
     pairs = reversed(names.items())  # those of `read_folders` win
     places = {m: root / name for name, m in pairs if name != "." and (root / name).is_dir()}
     return {names["."]: root} if not places and "." in names else places
 
 
-def find_above(path: Path, names: dict[str, str]) -> tuple[Path, Path, str]:
+def find_above(path: Path, names: Folders) -> tuple[Path, Path, str]:
     """The nearest folder of a modality above a file, the one that it is in, and the modality. Raises `UserError` for none."""
     for parent in path.absolute().parents:
         for name, modality in names.items():
@@ -86,17 +90,20 @@ def find_above(path: Path, names: dict[str, str]) -> tuple[Path, Path, str]:
 
 def unlabelled_reader(cfg: CfgNode) -> base.Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits, by DATASETS.FOLDERS."""
+    modalities, folders = cfg.MODEL.MODALITIES, read_folders(cfg)
 
     def read(root: Path, split: str) -> list[base.Sample]:
-        return [*read_folder(root, cfg)]
+        return [*read_folder(root, folders, modalities)]
 
-    layout = f"/{{{','.join(cfg.MODEL.MODALITIES)}}}"
+    layout = f"/{{{','.join(modalities)}}}"
     return base.Reader(read, layout, labelled=False, locate=lambda root: root)
 
 
-def read_folder(folder: Path, cfg: CfgNode) -> list[Triplet]:
+def read_folder(
+    folder: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
+) -> list[Triplet]:
     """The triplets of a folder and of those in it, sorted by name; without folders of modalities, images of that of "."."""
-    names, modalities = by_folder(cfg), cfg.MODEL.MODALITIES
+    names = by_folder(folders)
     places = find_places(base.existing(folder), names)
     chosen = {name: place for name, place in places.items() if name in modalities}
     triplets = base.find_triplets(chosen, names if folder in chosen.values() else ())
@@ -108,13 +115,15 @@ def read_folder(folder: Path, cfg: CfgNode) -> list[Triplet]:
     return [Triplet(paths, name=name) for name, paths in triplets.items()]
 
 
-def read_query(place: Path, cfg: CfgNode) -> list[Triplet]:
+def read_query(
+    place: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
+) -> list[Triplet]:
     """The triplets of a folder as `read_folder`, or the one that the image `place`, such as …/RGB/x.jpg, is part of."""
     if not place.exists():
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
-        return read_folder(place, cfg)
-    names, modalities = by_folder(cfg), cfg.MODEL.MODALITIES
+        return read_folder(place, folders, modalities)
+    names = by_folder(folders)
     folder, root, modality = find_above(place, names)
     if modality not in modalities:
         raise UserError(

@@ -88,7 +88,7 @@ class ImageDataset(Dataset):
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """Random batches; `.batch_sampler.epoch` is set before each epoch."""
+    """Random batches; `.batch_sampler.begin(epoch)` precedes each epoch."""
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
     transform = transforms.TrainTransform(cfg)

@@ -14,11 +14,18 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import plain, warn_of_alike
 from demo_sdtps.datasets import base
-from demo_sdtps.datasets.folders import Triplet, read_folder, read_folders, read_query
+from demo_sdtps.datasets.folders import (
+    PLAIN,
+    Folders,
+    Triplet,
+    read_folder,
+    read_folders,
+    read_query,
+)
 
 JUNK = re.compile(r"-0*1(\.0*)?")
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
-TABLES = (".csv", ".tsv")
+TABLE = ".csv"
 COLUMNS = ("split", "identity", "camera", *(modality.lower() for modality in MODALITIES))
 CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 SEPARATORS = ",;\t"  # of tables, which spreadsheets choose by their language
@@ -27,13 +34,12 @@ SEPARATORS = ",;\t"  # of tables, which spreadsheets choose by their language
 def folder_reader(cfg: CfgNode) -> base.Reader:
     """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
     root, folders = Path(cfg.DATASETS.ROOT_DIR), read_folders(cfg)
-    modalities = cfg.MODEL.MODALITIES
-    pattern = compile_pattern(cfg)
+    modalities, pattern = cfg.MODEL.MODALITIES, compile_pattern(cfg)
 
     def read() -> list[Triplet]:
         triplets = []
         # beside the images of "." stand the folders of other modalities
-        others = folders.values() if "." in map(folders.get, MODALITIES) else ()
+        others = folders.values() if "." in folders.values() else ()
         for split in base.SPLITS:
             places = {name: root / folders[split] / folders[name] for name in modalities}
             for name, paths in base.find_triplets(places, others).items():
@@ -52,8 +58,12 @@ def csv_reader(cfg: CfgNode) -> base.Reader:
     table = Path(cfg.DATASETS.ROOT_DIR)
     columns, lines = read_table(table) if table.exists() else (COLUMNS, {})
     read = lambda: table_triplets(table, columns, lines, cfg.MODEL.MODALITIES)  # noqa: E731
-    layout = f", which must be a table with {','.join(COLUMNS)}"
-    return _make_reader(read, "camera" in columns, layout, f"the table {table}")
+    return _make_reader(
+        read,
+        "camera" in columns,
+        f", which must be a table with {','.join(COLUMNS)}",
+        f"the table {table}",
+    )
 
 
 def table_triplets(
@@ -89,27 +99,24 @@ def table_triplets(
 def read_triplets(
     place: Path,
     split: str,
-    cfg: CfgNode,
+    modalities: Collection[str],
+    *,
+    folders: Folders = PLAIN,
     pattern: re.Pattern | None = None,
     camera: str | None = None,
 ) -> list[Triplet]:
     """The gallery or the query of a search: of a folder or an image as `read_query`, or of a table, if it says so those of the
     `split`. Labels are other columns and named groups of the `pattern` in the names; `camera` is that of those without."""
-    if place.suffix.lower() in TABLES and place.is_file():
-        every = table_triplets(place, *read_table(place), cfg.MODEL.MODALITIES)
-        every = [one for one in every if one.labels.get("split", split) == split]
-        by_name = {one.name: one for one in every}
-        if other := next((one.name for one in every if one != by_name[one.name]), None):
-            raise UserError(
-                f"{place} has several lines of {other}, with other images or labels; keep one, as it names the triplet."
-            )
+    if place.suffix.lower() == TABLE and place.is_file():
+        every = table_triplets(place, *read_table(place), modalities)
+        by_name = {one.name: one for one in every if one.labels.get("split", split) == split}
         triplets = [by_name[name] for name in sorted(by_name)]
         if not triplets:
             raise UserError(f"{place} has no images of the split {split}; give another table.")
     elif split == base.QUERY:
-        triplets = read_query(place, cfg)
+        triplets = read_query(place, folders, modalities)
     else:
-        triplets = read_folder(place, cfg)
+        triplets = read_folder(place, folders, modalities)
     output = []
     for one in triplets:
         labels = ({"camera": plain(camera)} if camera else {}) | dict(one.labels)

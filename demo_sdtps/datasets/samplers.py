@@ -10,11 +10,14 @@ from demo_sdtps.runtime.distributed import shard_for_rank
 
 
 class EpochBatchSampler:
-    """This process's part of the batches of `epoch`, lists of (index, seed), from which the augmentation of a sample draws.
-    `epoch` is set before each loop over them."""
+    """This process's part of the batches of `epoch`, lists of (index, seed), from which the augmentation of a sample draws."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.epoch = seed, 0
+
+    def begin(self, epoch: int) -> None:
+        """Set the epoch of the next loop."""
+        self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return map(shard_for_rank, self.batches())

@@ -21,7 +21,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import print_lines, warn_of_alike
 from demo_sdtps.datasets.base import GALLERY, QUERY
-from demo_sdtps.datasets.folders import Triplet
+from demo_sdtps.datasets.folders import Triplet, read_folders
 from demo_sdtps.datasets.images import drop_unreadable
 from demo_sdtps.datasets.own import read_triplets
 from demo_sdtps.evaluation.distances import (
@@ -83,10 +83,10 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     """Bring the index up to date, and search it."""
     prepare_evaluation(cfg)
     check_extra("demo-sdtps search", "search", {"lancedb": "lancedb", "jinja2": "jinja2"})
-    pattern = arguments.return_pattern
-    read = partial(read_triplets, cfg=cfg, pattern=arguments.pattern)
-    gallery = read(arguments.gallery, GALLERY, camera=arguments.gallery_camera)
-    queries = read(arguments.query, QUERY, camera=arguments.camera)
+    names, pattern = cfg.MODEL.MODALITIES, arguments.return_pattern
+    read = partial(read_triplets, folders=read_folders(cfg), pattern=arguments.pattern)
+    gallery = read(arguments.gallery, GALLERY, names, camera=arguments.gallery_camera)
+    queries = read(arguments.query, QUERY, names, camera=arguments.camera)
     broken: dict[str, str] = {}
     check = partial(drop_unreadable, broken=broken) if arguments.skip_unreadable else list
     origin = describe_features(cfg, pattern)
@@ -101,7 +101,7 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     extract = partial(extract_triplets, reid, pattern)
     queries = check(queries)
     # before the gallery, which may take hours
-    query = torch.from_numpy(extract(queries)), present_modalities(queries, cfg.MODEL.MODALITIES)
+    query = torch.from_numpy(extract(queries)), present_modalities(queries, names)
     changes = update(table, arguments.gallery, gallery, extract, check)
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
     total, cameras = table.handle.count_rows(), describe_cameras(reid, [*gallery, *queries])

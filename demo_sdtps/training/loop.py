@@ -73,7 +73,7 @@ def fit(
         run.report(0, {}, evaluate(0))
     for epoch in range(run.epoch + 1, solver.MAX_EPOCHS + 1):
         begin_epoch(epoch)
-        loader.batch_sampler.epoch = epoch  # type: ignore[union-attr]  # an `EpochBatchSampler`
+        loader.batch_sampler.begin(epoch)  # type: ignore[union-attr]  # an `EpochBatchSampler`
         model.train()
         meter, title = Meter(epoch), f"epoch {epoch}/{solver.MAX_EPOCHS}"
         bar = progress(batches(loader), title, len(loader), unit="batch")

@@ -11,7 +11,7 @@ from triplets import catch_message, pixels, save
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import SPLITS, own, read_splits
-from demo_sdtps.datasets.folders import read_folder, read_query
+from demo_sdtps.datasets.folders import read_folder, read_folders, read_query
 from demo_sdtps.datasets.images import unreadable
 from demo_sdtps.datasets.own import name_labels, number_labels, number_scenes, read_table
 from demo_sdtps.evaluation.protocol import count_matched
@@ -66,7 +66,7 @@ def test_cameras_with_two_digits_in_the_layout_of_market_1501(tmp_path):
         "bounding_box_train/0002_c3s1_0",
     )
     for place in places:
-        save(tmp_path / f"{place}.png", IMAGE)
+        save(tmp_path / f"{place}.png", pixels(1, 1, "RGB", 16, 32))
     opts = ["DATASETS.ROOT_DIR", str(tmp_path), "MODEL.TRANSFORMER_TYPE", "test_vit"]
     cfg = load_cfg("Own/RGB.yml", opts)
     splits = read_splits(cfg)
@@ -136,7 +136,7 @@ def test_triplets_with_a_file_in_common_are_one_scene(tmp_path):
     """By whatever path: a link, a link to its folder, another name of the file."""
     place = tmp_path / "real"
     for name in ("a", "b", "c", "d"):
-        save(place / f"{name}.png", IMAGE)
+        save(place / f"{name}.png", pixels(1, 1, "RGB", 16, 32))
     os.symlink(place, tmp_path / "linked")
     os.symlink(place / "b.png", place / "to_b.png")
     os.link(place / "c.png", place / "again_c.png")
@@ -155,11 +155,11 @@ def test_triplets_with_a_file_in_common_are_one_scene(tmp_path):
     assert [scenes.index(scene) for scene in scenes] == [0, 0, 2, 0, 2, 2, 6, 2]
 
 
-CFG, IMAGE = load_cfg(), pixels(1, 1, "RGB", 16, 32)
+IMAGE = pixels(1, 1, "RGB", 16, 32)
 
 
 def names_of(root):
-    return [triplet.name for triplet in read_folder(root, CFG)]
+    return [triplet.name for triplet in read_folder(root)]
 
 
 def test_linked_folders_and_files_are_read_and_circles_end(tmp_path):
@@ -174,7 +174,7 @@ def test_linked_folders_and_files_are_read_and_circles_end(tmp_path):
     os.symlink(tmp_path / "gallery", rgb / "root")
     assert names_of(tmp_path / "gallery") == ["a", "day2/deep/b", "file", "night/b"]
     os.symlink(rgb, tmp_path / "gallery" / "NI")  # a modality's folder
-    for triplet in read_folder(tmp_path / "gallery", CFG):
+    for triplet in read_folder(tmp_path / "gallery"):
         rgb_path, ni_path, _ = triplet.paths
         assert os.path.samefile(rgb_path, ni_path) and rgb_path != ni_path
 
@@ -202,13 +202,13 @@ def test_names_that_look_the_same_are_one_triplet(tmp_path):
     for path in paths:
         save(path, IMAGE)
     assert not unreadable([*map(str, paths)])
-    triplets = [*read_folder(tmp_path, CFG), *read_query(paths[0], CFG), *read_query(paths[1], CFG)]
+    triplets = (*read_folder(tmp_path), *read_query(paths[0]), *read_query(paths[1]))
     expected = {(f"Zo\u00eb 1/{names[0]}", tuple(map(str, paths)))}
     assert {(one.name, one.paths) for one in triplets} == expected
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, f"rgb\nRGB/Zo\u00eb 1/{names[0]}.png\n")
-        (tmp_path / "x.tsv").write_text(text, encoding="utf-8")
-        (one,) = own.read_triplets(tmp_path / "x.tsv", "gallery", CFG)
+        (tmp_path / "x.csv").write_text(text, encoding="utf-8")
+        (one,) = own.read_triplets(tmp_path / "x.csv", "gallery", MODALITIES)
         assert one.paths[0] == str(paths[0])
 
 
@@ -216,11 +216,11 @@ def test_siblings_are_in_folders_of_the_same_path_and_the_named_ones_come_first(
     for folder in ("RGB", "visible", "NI"):
         for name in ("a.png", "more/a.png"):
             save(tmp_path / folder / name, IMAGE)
-    cfg = load_cfg(None, ["DATASETS.FOLDERS", "[RGB=visible]"])
+    folders = read_folders(load_cfg(None, ["DATASETS.FOLDERS", "[RGB=visible]"]))
     expected = tuple(str(tmp_path / folder / "more/a.png") for folder in ("visible", "NI"))
     for triplet in (
-        *read_query(tmp_path / "NI" / "more" / "a.png", cfg),
-        read_folder(tmp_path, cfg)[1],
+        *read_query(tmp_path / "NI" / "more" / "a.png", folders),
+        read_folder(tmp_path, folders)[1],
     ):
         assert (triplet.name, triplet.paths) == ("more/a", (*expected, None))
 
@@ -229,7 +229,7 @@ def test_a_link_that_leads_nowhere_is_an_image_that_cannot_be_read(tmp_path):
     save(tmp_path / "RGB" / "good.png", IMAGE)
     for name in ("lost.png", "day"):
         os.symlink(tmp_path / "nowhere" / name, tmp_path / "RGB" / name)
-    triplets = read_folder(tmp_path, CFG)
+    triplets = read_folder(tmp_path)
     assert [one.name for one in triplets] == ["day", "good", "lost"]
     problems = unreadable([path for triplet in triplets for path in triplet.files])
     assert [*problems] == [str(tmp_path / "RGB" / name) for name in ("day", "lost.png")]

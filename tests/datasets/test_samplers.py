@@ -13,7 +13,7 @@ LABELS = [label for label, count in COUNTS.items() for _ in range(count)]
 
 
 def draw_epoch(sampler, epoch):
-    sampler.epoch = epoch
+    sampler.begin(epoch)
     return list(sampler)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import Triplet, read_folder
 from demo_sdtps.retrieval import search
 from demo_sdtps.retrieval.search import Changes, label_type, open_index, update
@@ -17,7 +17,7 @@ from demo_sdtps.retrieval.table import open_table
 
 KEYS = {"INPUT.SIZE_TEST": [32, 16]}
 ORIGIN = {"checkpoint_sha256": "a" * 64, "return_pattern": 3, "configuration": KEYS}
-COLOURS, CFG = 3, load_cfg()
+COLOURS = 3
 
 
 class Colours:
@@ -57,7 +57,7 @@ def paint(folder, name, seed, modalities=("RGB",)):
 
 def update_at(place, extract=None, triplets=None, rebuild=False, folder="gallery"):
     """The changes of an index that is brought up to date."""
-    triplets = triplets or read_folder(place / folder, CFG)
+    triplets = triplets or read_folder(place / folder)
     index = open_index(place / "index", place / folder, ORIGIN, triplets, COLOURS, rebuild)
     return update(index, place / folder, triplets, extract or Colours())
 
@@ -69,7 +69,7 @@ def content(place):
 
 
 def colour_rows(place):
-    triplets = read_folder(place / "gallery", CFG)
+    triplets = read_folder(place / "gallery")
     names = [triplet.name for triplet in triplets]
     return dict(zip(names, map(tuple, Colours()(triplets)), strict=True))
 
@@ -133,7 +133,7 @@ def labelled(place, labels):
     """The gallery's triplets with labels by name."""
     return [
         Triplet(triplet.paths, name=triplet.name, labels=labels.get(triplet.name, {}))
-        for triplet in read_folder(place / "gallery", CFG)
+        for triplet in read_folder(place / "gallery")
     ]
 
 

@@ -17,7 +17,7 @@ from commands import ROOT
 from numeric import numpy_generator
 from PIL import Image
 
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
 from demo_sdtps.retrieval import search
 from demo_sdtps.retrieval.nearest import nearest
@@ -57,7 +57,7 @@ def pixels_of(triplets, log=None):
 def update_index(place, log=None):
     """What has changed."""
     folder = place / "gallery"
-    triplets = read_folder(folder, load_cfg())
+    triplets = read_folder(folder)
     index = search.open_index(place / "index", folder, ORIGIN, triplets, WIDTH, rebuild=False)
     return search.update(index, folder, triplets, partial(pixels_of, log=log))
 
