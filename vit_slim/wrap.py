@@ -212,8 +212,8 @@ class Slimming(nn.Module):
                 is_known = 0 not in blocks or all(batch.is_sole for batch in batches)
                 if blocks == {0} or blocks - {0, depth} or not is_known:
                     raise RuntimeError("its patches do not come to all blocks, or not as embedded")
-            missing = {tower.patches for tower in self.towers}.difference(model.modules())
-            if self.images and not self.batches and missing:
+            stems = {tower.patches for tower in self.towers}
+            if self.images and not self.batches and stems.difference(model.modules()):
                 raise UserError(
                     f"{type(model).__name__} got images, but none came to the blocks that were slimmed; slim it again after a "
                     "part was replaced."
