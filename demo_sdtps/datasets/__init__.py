@@ -1,9 +1,8 @@
 """Data sets: readers, transforms, samplers and loaders."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from yacs.config import CfgNode
 
@@ -53,13 +52,6 @@ def camera_names(samples: Sequence[Sample]) -> list[str]:
     """What the files call each camera, from camera 0; "" for one that is not among the samples."""
     names = {sample.camera: sample.camera_name for sample in samples}
     return [names.get(camera, "") for camera in range(1 + max(names))]
-
-
-def trained_cameras(cfg: CfgNode, origin: Mapping[str, Any], cameras: int) -> list[str]:
-    """What the files of a training call its cameras, by its checkpoint, or else the numbers of a published data set."""
-    reader = READERS.get(cfg.DATASETS.NAMES)
-    numbers = range(reader.first_camera, reader.first_camera + cameras) if reader else []
-    return origin.get("cameras") or [*map(str, numbers)]
 
 
 def split_validation(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:

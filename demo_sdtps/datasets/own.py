@@ -109,7 +109,12 @@ def read_triplets(
     `split`. Labels are other columns and named groups of the `pattern` in the names; `camera` is that of those without."""
     if place.suffix.lower() == TABLE and place.is_file():
         every = table_triplets(place, *read_table(place), modalities)
-        by_name = {one.name: one for one in every if one.labels.get("split", split) == split}
+        every = [one for one in every if one.labels.get("split", split) == split]
+        by_name = {one.name: one for one in every}
+        if left := len({*every}) - len(by_name):
+            base.logger.warning(
+                "%s: of lines with one first image the last is read: %d", place, left
+            )
         triplets = [by_name[name] for name in sorted(by_name)]
         if not triplets:
             raise UserError(f"{place} has no images of the split {split}; give another table.")
@@ -182,11 +187,13 @@ def compile_pattern(cfg: CfgNode) -> re.Pattern:
     """DATASETS.PATTERN, which must have the group identity."""
     try:
         pattern = re.compile(normalize("NFC", cfg.DATASETS.PATTERN))
-        pattern.groupindex["identity"]
+        for name in ("identity", *map(str.lower, pattern.groupindex)):
+            if name in COLUMNS:
+                pattern.groupindex[name]
     except (re.error, KeyError) as error:
         raise UserError(
-            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression with a group identity ({error}); write one "
-            "such as (?P<identity>\\d+) (docs/own_data.md)."
+            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression with a group identity, in small letters "
+            f"({error}); write one such as (?P<identity>\\d+) (docs/own_data.md)."
         ) from None
     return pattern
 
@@ -224,14 +231,18 @@ def read_table(table: Path) -> tuple[list[str], dict[int, dict[str, str]]]:
     lines = {}
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
-            separator = max(SEPARATORS, key=file.readline().count)
-            file.seek(0)
+            first = file.readline()
+            separator = max(SEPARATORS, key=first.count)
+            # Excel's line for itself
+            skipped = re.fullmatch(rf"sep=[{SEPARATORS}]\s*", first) is not None
+            if not skipped:
+                file.seek(0)
             reader = csv.DictReader(file, restval="", strict=True, delimiter=separator)
-            names = [*map(plain, reader.fieldnames or ())]
+            names = map(plain, reader.fieldnames or ())
             columns = [name.lower() if name.lower() in COLUMNS else name for name in names]
             reader.fieldnames = columns
             for line in reader:
-                lines[reader.line_num] = line
+                lines[reader.line_num + skipped] = line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{table} is no table in UTF-8 ({error}); save it as CSV, UTF-8 (docs/own_data.md)."

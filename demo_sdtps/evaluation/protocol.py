@@ -322,13 +322,13 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
 
 
 def count_pages(samples: Iterable[Sample]) -> str:
-    """A line on the further pages of TIFF files, which are not read, "" where there are none."""
+    """A line on the further pages of TIFF files and frames of animations, which are not read, "" where there are none."""
     pages = 0
     for path in {path for sample in samples for path in sample.files}:
-        if path.lower().endswith((".tif", ".tiff")):
-            with suppress(Exception), Image.open(path, formats=["TIFF"]) as image:
+        if path.lower().endswith((".tif", ".tiff", ".gif", ".webp")):
+            with suppress(Exception), Image.open(path, formats=["TIFF", "GIF", "WEBP"]) as image:
                 pages += getattr(image, "n_frames", 1) - 1
-    return f"{pages} pages of TIFF files after the first are not read" if pages else ""
+    return f"{pages} pages or frames of images after the first are not read" if pages else ""
 
 
 def exclude_key(cfg: CfgNode) -> str:

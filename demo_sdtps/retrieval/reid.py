@@ -18,8 +18,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.config.common import TOP, UNSHARED, plain
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten, get_cfg, with_values
-from demo_sdtps.datasets import Sample, trained_cameras
+from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.datasets.published import READERS
 from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.distances import Comparison, Side, make_comparison, set_distances
 from demo_sdtps.evaluation.protocol import extract_features
@@ -190,6 +191,13 @@ class Reid:
             text = "Triplets without a camera that the model knows have the mean of its %d, which costs accuracy; give camera=…"
             logger.warning(text, self.cameras)
         return [self.cameras if label is None else int(label) for label in cameras]
+
+
+def trained_cameras(cfg: CfgNode, origin: Mapping[str, Any], cameras: int) -> list[str]:
+    """What the files of a training call its cameras, by its checkpoint, or else the numbers of a published data set."""
+    reader = READERS.get(cfg.DATASETS.NAMES)
+    numbers = range(reader.first_camera, reader.first_camera + cameras) if reader else []
+    return origin.get("cameras") or [*map(str, numbers)]
 
 
 class ExportedReid(Reid):

@@ -112,7 +112,7 @@ def test_cells_have_no_blanks_around_them_and_no_invisible_marks(tmp_path, mark,
         ("split,identity\ntrain,Bo\n\ntrain,Bo, Jr\n", "Line 4 of .* more cells"),
         ('split,note\ntrain,"open\nquery,lost\n', "unexpected end of data"),
         ("split,identity\ntrain,Bo\nquery,Bo\0\n", "Line 3 of .* has an invisible character"),
-        ("split;note\ntrain;Bo;Jr\n", "Line 2 of .* a text with ';' into"),
+        ("sep=;\nsplit;note\ntrain;Bo;Jr\n", "Line 3 of .* a text with ';' into"),
         ("split,note,no\u00adte\ntrain,Bo,\n", "two columns 'note'"),
     ],
 )

@@ -187,6 +187,7 @@ def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
         (("DATASETS.FOLDERS", "[test=x]"), "DATASETS.FOLDERS"),
         (("DATASETS.PATTERN", r"(?P<camera>\d+)"), "DATASETS.PATTERN"),
         (("DATASETS.PATTERN", "(?P<identity"), "DATASETS.PATTERN"),
+        (("DATASETS.PATTERN", r"(?P<identity>\d+)_c(?P<Camera>\d)"), "small letters .'camera'"),
         (("DATASETS.PATTERN", r"(?P<identity>\d{9})_c(?P<camera>\d)"), "DATASETS.PATTERN"),
         (("DATASETS.PATTERN", r"(?P<identity>-1|\d+)_(x(?P<camera>\d))?"), "camera"),
     ],

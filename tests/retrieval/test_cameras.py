@@ -9,8 +9,8 @@ from commands import KEEP_ALL, assert_same_hits, contents, copy, file_cameras, r
 import demo_sdtps
 from demo_sdtps.commands import search
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.datasets import trained_cameras
 from demo_sdtps.datasets.own import read_triplets
+from demo_sdtps.retrieval.reid import trained_cameras
 from tests.reference import search as reference
 
 SETTINGS = KEEP_ALL

@@ -84,11 +84,12 @@ def test_a_condition_leaves_some_of_the_gallery(run_search, search_output):
     assert code == 2 and "(3 without a label" in stderr
 
 
-def test_further_pages_of_a_tiff_are_counted(search_output, place, caplog):
-    page = Image.new("L", (16, 32))
-    page.save(place / "gallery" / "RGB" / "x.tif", save_all=True, append_images=[page, page])
+def test_further_pages_and_frames_are_counted(search_output, place, caplog):
+    page, other = (Image.new("L", (16, 32), grey) for grey in (0, 255))
+    for name in ("x.tif", "y.gif"):
+        page.save(place / "gallery" / "RGB" / name, save_all=True, append_images=[other, page])
     search_output()
-    assert "2 pages of TIFF files after the first" in caplog.text
+    assert "4 pages or frames of images after the first" in caplog.text
 
 
 def test_a_query_without_a_modality_in_common_has_no_hit(search_output, place, files):
