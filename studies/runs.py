@@ -112,8 +112,9 @@ def waves(left: Runs) -> list[Runs]:
     placed: dict[Path, tuple[int, Variant, int]] = {}
 
     def place(one: Variant, seed: int) -> int:
-        needed = [each for each in one.sources.values() if not is_done(each.run_folder(seed) / RECORD)]
-        wave = max((1 + place(each, seed) for each in needed), default=0)
+        sources = [(each, seed) for each in one.sources.values()]
+        needed = [pair for pair in sources if not is_done(pair[0].run_folder(seed) / RECORD)]
+        wave = max((1 + place(*pair) for pair in needed), default=0)
         return placed.setdefault(one.run_folder(seed), (wave, one, seed))[0]
 
     last = 1 + max((place(*pair) for pair in left), default=0)
