@@ -204,7 +204,7 @@ def make_variants(
         values |= dict.fromkeys([ROOTS] if study["roots"] else [], (study["roots"] or [""])[0])
         pairs, evaluation = [*_words(values), *opts], _words(settings["evaluate"])
         sources = {
-            key: plain[_known(name, settings[role], plain)]
+            key: earlier[_known(name, settings[role], earlier)]
             for role, key in SOURCES.items()
             if settings[role]
         }
@@ -232,7 +232,7 @@ def make_variants(
 
     variants: list[Variant] = []
     for name, settings in study["variants"].items():
-        plain = {one.name: one for one in variants if not one.sources}
+        earlier = {one.name: one for one in variants}
         chosen = None
         if study["tuned"]:
             chosen = rates[_known(name, settings["rate_of"] or name, rates)]
@@ -249,8 +249,8 @@ def _known(name: str, other: str, those: Mapping[str, Any]) -> str:
     """`other`, which the variant `name` names, where it is one of `those`."""
     if other not in those:
         raise UserError(
-            f"The variant {name!r} needs {other!r}: an earlier variant that itself needs none, to start or learn from it; a "
-            "variant, to be compared with it; or a learning rate that a study with a grid chose. Correct the name or the order."
+            f"The variant {name!r} needs {other!r}: an earlier variant, to start or learn from it; a variant, "
+            "to be compared with it; or a learning rate that a study with a grid chose. Correct the name or the order."
         )
     return other
 

@@ -107,16 +107,20 @@ def with_run(runs: dict[str, Any], seed: int, run: Any) -> dict[str, Any]:
     return dict(sorted(({str(seed): run} | runs).items(), key=lambda one: int(one[0])))
 
 
-def waves(left: Runs) -> tuple[Runs, Runs]:
-    """Runs that train without sources, one for each folder, with those whose weights others need and that are not there; then
-    the other runs."""
-    first = {one.run_folder(seed): (one, seed) for one, seed in reversed(left) if not one.sources}
-    for one, seed in left:
-        for source in one.sources.values():
-            if not is_done(source.run_folder(seed) / RECORD):
-                first.setdefault(source.run_folder(seed), (source, seed))
-    names = {(one.name, seed) for one, seed in first.values()}
-    return [*first.values()], [(one, seed) for one, seed in left if (one.name, seed) not in names]
+def waves(left: Runs) -> list[Runs]:
+    """Runs after those that they need, one for each folder, also where only its weights are missing; then the other runs."""
+    placed: dict[Path, tuple[int, Variant, int]] = {}
+
+    def place(one: Variant, seed: int) -> int:
+        sources = [(each, seed) for each in one.sources.values()]
+        needed = [pair for pair in sources if not is_done(pair[0].run_folder(seed) / RECORD)]
+        wave = max((1 + place(*pair) for pair in needed), default=0)
+        return placed.setdefault(one.run_folder(seed), (wave, one, seed))[0]
+
+    last = 1 + max((place(*pair) for pair in left), default=0)
+    ordered = [[(one, seed) for at, one, seed in placed.values() if at == n] for n in range(last)]
+    names = {(one.name, seed) for _, one, seed in placed.values()}
+    return [*ordered, [(one, seed) for one, seed in left if (one.name, seed) not in names]]
 
 
 def count_gmacs(cfg: CfgNode) -> float:
