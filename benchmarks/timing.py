@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -11,14 +10,11 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets.loaders import Batch
-from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.precision import evaluating
-from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
-from demo_sdtps.runtime.gpu import Recording, can_record
+from demo_sdtps.runtime.device import autocast
+from demo_sdtps.runtime.gpu import Recording
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.optim import make_optimizer
-from demo_sdtps.training.reid import Teacher
 
 Case = TypeVar("Case", bound=Hashable)
 
@@ -71,15 +67,13 @@ def training_step(
     precision: torch.dtype | None,
     head_weights: dict[str, float],
     is_recorded: bool = False,
-    teacher: Teacher | None = None,
 ) -> Callable[[Batch], None]:
     """A function of a batch that does one step, as a CUDA graph where `is_recorded`."""
 
     def gradients(batch: Batch) -> None:
         with autocast(batch.cameras.device, precision):
             outputs = model(batch.images, batch.cameras)
-            targets = teacher(batch) if teacher else {}
-            loss, _ = total_loss(cfg, outputs, batch.labels, head_weights, teacher=targets)
+            loss, _ = total_loss(cfg, outputs, batch.labels, head_weights)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
 
@@ -90,36 +84,6 @@ def training_step(
         optimizer.step()
 
     return step
-
-
-def time_variants(
-    variants: Mapping[str, CfgNode], teachers: Mapping[str, CfgNode] = {}
-) -> dict[str, dict[str, float]]:
-    """Median seconds of "inference" and of a "training step" of each variant, on random batches of SOLVER.IMS_PER_BATCH;
-    `teachers` are the configurations of those that have one."""
-    inferences: dict[str, Callable[[], object]] = {}
-    steps: dict[str, Callable[[], object]] = {}
-    for name, cfg in variants.items():
-        torch.manual_seed(cfg.SOLVER.SEED)
-        device = choose_device(cfg)
-        model = make_model(cfg, CLASSES, CAMERAS).to(device)
-        batch = random_batch(cfg, cfg.SOLVER.IMS_PER_BATCH, device)
-        inferences[name] = partial(infer, model, batch.images, batch.cameras)
-        optimizer, precision = make_optimizer(cfg, model), choose_precision(cfg.SOLVER.AMP, device)
-        teacher = None
-        if name in teachers:
-            trained = make_model(teachers[name], CLASSES, CAMERAS).to(device).eval()
-            heads = [head for head in model.heads if head in trained.heads]
-            teacher = Teacher(teachers[name], trained, heads)
-        words = (cfg, model, optimizer, precision, model.head_weights, can_record(cfg, device))
-        step = training_step(*words, teacher)
-        steps[name] = partial(step, batch)
-    inference_seconds = in_turns("inference", inferences, 10, device)
-    step_seconds = in_turns("training step", steps, 10, device)
-    return {
-        name: {"inference": inference_seconds[name], "training step": step_seconds[name]}
-        for name in variants
-    }
 
 
 def infer(model: nn.Module, *inputs: Any) -> None:

@@ -18,7 +18,7 @@ from demo_sdtps.runtime.files import read_json
 INCOMPLETE = [case for case, missing in CASES.items() if missing]
 FINALISTS = 3
 BOOTSTRAP = 10_000  # draws of identities
-TIMES = ("inference", "training step")  # of `benchmarks.timing.time_variants`
+TIMES = ("inference", "training step")  # of results of earlier versions
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
 CROSS_MODAL = "cross_modal_"

@@ -25,7 +25,6 @@ Optional keys of a study:
     roots: [DIR0, DIR1]           folds of the data: the run of a seed s has DATASETS.ROOT_DIR the (s modulo their number)-th
     validation: True              the metrics of the training's end are those of the identities that DATASETS.VALIDATION leaves
                                   out, for choices
-    times: True                   time the variants in turns
 
 and of a variant:
 
@@ -72,7 +71,7 @@ DEFAULTS: dict[str, Any] = {
     "seeds": [1, 2, 3],
     "set": {},
     "return_patterns": list(RETURN_PATTERNS),
-    **dict.fromkeys((*MEASUREMENTS, "times", "tuned"), False),
+    **dict.fromkeys((*MEASUREMENTS, "tuned"), False),
     "grid": [],
     "roots": [],
     "variants": {},

@@ -71,13 +71,6 @@ def make_result(
         run([replace(one, seeds=seeds) for one in variants if one.name in names])
     else:
         run(variants)
-    if study["times"] and not all("inference" in row for row in rows.values()):
-        from benchmarks.timing import time_variants
-
-        key = "MODEL.TEACHER"
-        taught = {one.name: one.sources[key].cfg for one in variants if key in one.sources}
-        for name, times in time_variants({one.name: one.cfg for one in variants}, taught).items():
-            rows[name] |= times
     write()
     return result
 

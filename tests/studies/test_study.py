@@ -226,19 +226,20 @@ def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(make):
 
 
 def test_a_run_whose_weights_are_gone_is_made_again_for_those_that_need_it(make, tmp_path):
-    _, (dense, slim) = make({"dense": {}, "slim": {"teacher": "dense"}}, runs=tmp_path)
-    left = [(slim, seed) for seed in (1, 2, 3, 4)] + [(dense, 4)]
+    sets = {"dense": {}, "slim": {"teacher": "dense"}, "taught": {"start": "slim"}}
+    _, (dense, slim, taught) = make(sets, runs=tmp_path)
+    left = [(taught, 2), *((slim, seed) for seed in (1, 3, 4)), (dense, 4)]
     for seed, status in ((1, "finished"), (2, "running"), (3, "finished")):
         folder = dense.run_folder(seed)
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(f'{{"status": "{status}"}}')
         (folder / "last.pth").touch()
     (folder / "last.pth").unlink()
-    first, second = ([(one.name, seed) for one, seed in wave] for wave in waves(left))
-    assert sorted(first) == [("dense", 2), ("dense", 3), ("dense", 4)]
+    first, *others = waves(left)
+    assert first == [(dense, 2), (slim, 1), (dense, 3), (dense, 4)]
+    assert others == [[(slim, 2), (slim, 3), (slim, 4)], [(taught, 2)], []]
     _, (dense, slim) = make({"a": {}, "b": {"evaluate": {"TEST.MISS": "r"}}})
-    assert waves([(dense, 1), (slim, 1)]) == ([(dense, 1)], [(slim, 1)])
-    assert second == [("slim", 1), ("slim", 2), ("slim", 3), ("slim", 4)]
+    assert waves([(dense, 1), (slim, 1)]) == [[(dense, 1)], [(slim, 1)]]
     # and keeps its figures
     runs = with_run(with_run(with_run({}, 10, "tenth"), 9, "ninth"), 10, "another processor's")
     assert [*runs.items()] == [("9", "ninth"), ("10", "tenth")]
