@@ -44,11 +44,6 @@ INVISIBLE = re.compile(
 )
 """Characters without a width: soft hyphens, marks of direction and of the order of bytes."""
 
-# keys that two models have equal where they read the same tensors
-IMAGE_KEYS = (
-    "MODEL.MODALITIES",
-    *(f"INPUT.{name}" for name in ("SIZE_TRAIN", "SIZE_TEST", "PIXEL_MEAN", "PIXEL_STD", "RANGES")),
-)
 # keys that name paths of the machine of the training, which `Extractor.save_pretrained` leaves out
 UNSHARED = (
     *("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT"),

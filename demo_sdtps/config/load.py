@@ -137,6 +137,7 @@ def parse_yaml(text: str, what: str) -> dict:
     """Sections of a YAML text, {} for an empty one; `what` names it in messages."""
     try:
         content = yaml.load(text, UniqueKeys) or {}
+        flatten(content if isinstance(content, dict) else {})
     except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for an invalid date
         reason = " ".join(str(error).split())
         raise UserError(f"{what} is not valid YAML ({reason}); correct it.") from None
@@ -155,11 +156,14 @@ def parse_pairs(opts: Sequence[str]) -> dict[str, str]:
 
 
 def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
-    """Values by full key of nested sections."""
+    """Values by full key of nested sections. Raises `ValueError` for a key that stands there in a section and with dots."""
     values: dict[str, object] = {}
     for name, value in content.items():
         full = f"{prefix}{name}"
-        values |= flatten(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+        found = flatten(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+        if twice := values.keys() & found:
+            raise ValueError(f"{min(twice)} stands twice, in a section and with dots")
+        values |= found
     return values
 
 

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map_only
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.common import IMAGE_KEYS
 from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.datasets import (
     SPLITS,
@@ -43,6 +42,12 @@ from demo_sdtps.runtime.gpu import can_record
 from demo_sdtps.training import optim
 from demo_sdtps.training.loop import Loss, fit
 from demo_sdtps.training.run import LAST, PART, Evaluation, digest_lines, file_lines, open_run
+
+# keys that two models have equal where they read the same tensors
+IMAGE_KEYS = (
+    "MODEL.MODALITIES",
+    *(f"INPUT.{name}" for name in ("SIZE_TRAIN", "SIZE_TEST", "PIXEL_MEAN", "PIXEL_STD", "RANGES")),
+)
 
 
 class Trained(NamedTuple):

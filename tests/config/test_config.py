@@ -282,6 +282,7 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
         ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", "line 3"),
         ("- MODEL\n- SOLVER", "KEY: value"),
         ("MODEL:\n  HEAD: 4\nSOLVER:\n  SEED: 1\nMODEL:\n  HDM: True", "MODEL stands twice"),
+        ("MODEL:\n  HDM: True\nMODEL.HDM: False", "MODEL.HDM stands twice"),
         ("OUTPUT_DIR: Läufe".encode("latin-1"), "utf-8"),
         ("_BASE_: none.yml", "none.yml"),
         ("_BASE_: run.yml", "_BASE_"),
