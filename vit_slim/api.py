@@ -61,8 +61,7 @@ def slim(
     copies = (copy.deepcopy(score) for _ in stages[1:])
     given: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
     scores: Sequence[Any] = [SCORES.get(one, one) if isinstance(one, str) else one for one in given]
-    kinds = (one if isinstance(one, (str, type)) else type(one) for one in given)
-    names = [getattr(one, "__name__", one) for one in kinds]
+    what = score if isinstance(score, str) else type(score).__name__
     if not (
         all(isinstance(block, Integral) for block in stages)
         and list(stages) == sorted(set(stages))
@@ -74,9 +73,9 @@ def slim(
         and all(issubclass(one if isinstance(one, type) else type(one), Score) for one in scores)
     ):
         raise UserError(
-            f"blocks is {blocks!r}, keep {keep!r}, operations {operations!r} and score {names}, but there must be rising whole "
+            f"blocks is {blocks!r}, keep {keep!r}, operations {operations!r} and score {what}, but there must be rising whole "
             "numbers, for each one share in (0, 1], such as (0, 4) and (0.5, 0.5), or in place of these shares operations, and "
-            f"for each one score, a Score, its class or {' or '.join(map(repr, SCORES))}{nearest_name(score, SCORES)}."
+            f"for each one score, a Score, its class or {' or '.join(SCORES)}{nearest_name(what, SCORES.keys() - {what})}."
         )
     towers = find_towers(model, blocks_at, prefix)
     inside = (part for tower in towers for part in (tower.patches, *tower.blocks))

@@ -13,7 +13,7 @@ from vit_slim.errors import UserError
 
 NEEDS_ALL = (
     "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos|Mixer|ViTMAE|MaskedImageModeling|"
-    "SemanticSegmentation|DepthEstimation|DepthPro|ObjectDetection"
+    "SemanticSegmentation|DepthEstimation|DepthPro|ObjectDetection|Vilt"
 )
 OF_TRANSFORMERS = (
     r"Segmentation|PoseEstimation|Matting|Yolos|(Dinov2\w*|DINOv3ViT|Pixio|Tipsv2Vision)Backbone"
@@ -43,8 +43,9 @@ class Tower:
         self.prefix = getattr(owner, "num_prefix_tokens", None) if prefix is None else prefix
         named = owner.named_parameters()
         tokens = [weight.numel() for name, weight in named if re.search(PREFIX_TOKENS, name)]
+        least = sum(tokens) // patches.out_channels
         # as far as it is known before the first forward
-        self.prefix_count: int = self.prefix or sum(tokens) // patches.out_channels
+        self.prefix_count: int = least if self.prefix is None else self.prefix
 
     def swap(self, values: torch.Tensor) -> torch.Tensor:
         """Tokens as the blocks see them → (B, L, C), and back."""

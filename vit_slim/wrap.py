@@ -21,13 +21,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vit_slim.errors import UserError
 from vit_slim.scores import saliency
 from vit_slim.stage import Block, Score, State, Step
 from vit_slim.towers import Tower, plan_counts
 
+LOST = "its patches do not come to all blocks and heads as embedded; slim it again after a part was replaced"
+STEPS = 1, 2, 4, 8, 14, 16, 32  # pixels of a patch, on a side, in the pictures that heads draw
 NO_GRAPH = (
     "{} cannot follow token pruning; use torch.export, torch.jit.trace or torch.compile, or call it on the dense model "
     "(vit_slim.unslim)."
@@ -40,7 +42,6 @@ class Batch:
     def __init__(self, state: State, count: int):
         self.states = [state]  # before the first stage, and after each
         self.block = 0  # the next one
-        self.is_sole = True  # whether no other waited for the first block when it came there
         self.count = count  # of images
 
 
@@ -203,28 +204,30 @@ class Slimming(nn.Module):
         try:
             if len(self.images) > 1 and not torch.compiler.is_compiling():
                 # The caller's own tensors do not become Tokens.
-                alias = lambda each: each.view_as(each) if each.ndim == 4 else each  # noqa: E731
+                alias = lambda each: each.view_as(each)  # noqa: E731
                 args, kwargs = tree_map_only(torch.Tensor, alias, (args, kwargs))
             output = dense(*args, **kwargs)
-            for number, batches in self.batches.items():
-                blocks, depth = {batch.block for batch in batches}, len(self.towers[number].blocks)
-                # A model may embed images that it does not encode, but not before others, which would be taken for them.
-                is_known = 0 not in blocks or all(batch.is_sole for batch in batches)
-                if blocks == {0} or blocks - {0, depth} or not is_known:
-                    raise RuntimeError("its patches do not come to all blocks, or not as embedded")
-            stems = {tower.patches for tower in self.towers}
-            if self.images and not self.batches and stems.difference(model.modules()):
-                raise UserError(
-                    f"{type(model).__name__} got images, but none came to the blocks that were slimmed; slim it again after a "
-                    "part was replaced."
-                )
+            shapes = [each.shape for each in tree_leaves(output) if getattr(each, "ndim", 0) == 4]
+            sides = {height for *_, height, width in shapes if height == width}
+            sides -= {image.shape[3] for _, image in self.images}
+            # A head may take the root of the number of patches for a side of its picture.
+            areas = {(side / step) ** 2 for side in sides for step in STEPS}
+            for number, tower in enumerate(self.towers):
+                batches = self.batches.get(number, [])
+                states = (batch.states[-1] for batch in batches)
+                kept = {state.count for state in states if state.positions is not None}
+                is_whole = all(batch.block == len(tower.blocks) for batch in batches)
+                if self.images and not batches:
+                    is_whole = tower.patches in {*model.modules()}
+                if not is_whole or kept & areas:
+                    raise RuntimeError(LOST)
             return output
         except (RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             # transformers compares numbers of tokens itself
             is_theirs = isinstance(error, ValueError)
-            about = "do not match" if is_theirs else "[Ss]hape|[Ss]ize|dimension|all blocks"
-            if not self.batches or not search(about, reason):
+            about = "do not match" if is_theirs else "[Ss]hape|[Ss]ize|dimension"
+            if reason != LOST and not (self.batches and search(about, reason)):
                 raise
             raise UserError(
                 f"{type(model).__name__} does not run where patches are left out ({reason}): what needs the whole grid, such "
@@ -281,9 +284,9 @@ class Slimming(nn.Module):
         outputs: list[Any] = []  # of the block: tokens, or a tuple that begins with them
         rows, length = tower.swap(tokens).shape[:2] if len(shape) == 3 else (0, 0)
         prefix = int(length) - state.count - state.extra
-        is_prefix = prefix >= 0 if tower.prefix is None else prefix == tower.prefix
-        # Some models lay all images one after the other.
-        if not is_prefix or rows != batch.count:
+        room = prod(state.grid) if tower.prefix is None else 1
+        # Some models lay all images one after the other, or those of several convolutions.
+        if prefix - tower.prefix_count not in range(room) or rows != batch.count:
             raise UserError(
                 f"{type(module).__name__} gets {shape} for a grid of {state.count} patches, but token pruning needs blocks of "
                 f"tokens, (B, L, C), of B images with prefix={tower.prefix} before the patches; choose another backbone, "
@@ -330,7 +333,6 @@ class Slimming(nn.Module):
                     "itself, slim again after the patch convolution was replaced, and name by blocks_at the blocks after it."
                 )
             batch = waiting[0]
-            batch.is_sole &= index > 0 or len(waiting) == 1
             remember(tokens, batch)
         batch.block = index + 1
         return batch

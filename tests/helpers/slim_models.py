@@ -333,6 +333,11 @@ class Tower(nn.Module):
         return self.encode(images, **masks)
 
 
+class Ensemble(nn.ModuleDict):
+    def forward(self, images):
+        return torch.stack([model(images) for model in self.values()])
+
+
 class Host(nn.Module):
     """{name: images (B, 3, H, W)} → tokens (B, L, C) of the three images, one after the other, and a head's product."""
 

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from slim_models import Tower, timm_model, transformers_model
+from slim_models import Ensemble, Tower, timm_model, transformers_model
 from torch import nn
 from torchvision.models.vision_transformer import ConvStemConfig
 
@@ -92,12 +92,12 @@ def test_a_model_that_is_slimmed():
         assert_refuses(again, "VisionTransformer in")
     with pytest.raises(UserError, match="is not slimmed"):
         demo_sdtps.unslim(demo_sdtps.unslim(model))
-    whole = demo_sdtps.slim(nn.Sequential(model), (1,), (0.5,))
-    whole[0] = timm_model("test_vit")
-    with pytest.raises(UserError, match="none came to the blocks"):
+    whole = demo_sdtps.slim(Ensemble({"a": model, "b": timm_model("test_vit")}), (1,), (0.5,))
+    whole["b"] = timm_model("test_vit")
+    with pytest.raises(UserError, match="slim it again after a part was replaced"):
         whole(torch.zeros(1, 3, 160, 160))
-    whole[0].blocks[1].forward = whole[0].forward
-    assert_refuses(whole[0], "was replaced")
+    whole["b"].blocks[1].forward = whole["b"].forward
+    assert_refuses(whole["b"], "was replaced")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,6 @@ def test_a_model_that_is_slimmed():
         ),
         ({"keep": 0.5, "operations": 1.5}, "operations 1.5"),
         ({"operations": 0.5}, "operations 0.5"),
-        ({"score": []}, "score []"),
         ({"score": "salience"}, "the nearest is 'saliency'"),
         ({"blocks_at": "patch_embed"}, "blocks_at is 'patch_embed'"),
     ],
@@ -142,15 +141,24 @@ class Blind(nn.Module):
         return self.tower.steps(range(3), self.other.embed(images))
 
 
-class Segmenter(nn.Module):
-    """A head that needs the whole grid."""
+class Beside(Tower):
+    """The patches of another convolution come before its own."""
 
-    def __init__(self):
+    def embed(self, images):
+        return torch.cat([Tower().embed(images), super().embed(images)], dim=1)
+
+
+class Segmenter(nn.Module):
+    """A head that needs the whole grid, of the `side` or of the root of the number of patches."""
+
+    def __init__(self, side=None):
         super().__init__()
-        self.tower, self.head = Tower(), nn.Conv2d(32, 2, 3, padding=1)
+        self.tower, self.head, self.side = Tower(), nn.ConvTranspose2d(32, 2, 2, 2), side
 
     def forward(self, images):
-        return self.head(self.tower(images)[:, 1:].transpose(1, 2).unflatten(2, (4, 4)))
+        patches = self.tower(images)[:, 1:].transpose(1, 2)
+        side = self.side or math.isqrt(patches.shape[2])
+        return self.head(patches.unflatten(2, (side, side)))
 
 
 class Counted(Segmenter):
@@ -175,7 +183,14 @@ class Counted(Segmenter):
         (Tower, "prefix=2", (32, 32), {"blocks_at": "blocks", "prefix": 2}),
         (Skipping, "layerdrop", (32, 32), {"blocks_at": "blocks"}),
         (Blind, "patches slimming has not seen", (32, 32), {"blocks_at": "tower.blocks"}),
-        (Segmenter, "needs the whole grid", (32, 32), {"blocks_at": "tower.blocks"}),
+        (Beside, "with prefix=None", (32, 32), {"blocks_at": "blocks"}),
+        (partial(Segmenter, 4), "needs the whole grid", (32, 32), {"blocks_at": "tower.blocks"}),
+        (
+            Segmenter,
+            "all blocks and heads",
+            (32, 32),
+            {"blocks_at": "tower.blocks", "keep": (0.25,)},
+        ),
         (Counted, "do not match", (32, 32), {"blocks_at": "tower.blocks"}),
         (
             partial(timm_model, "test_vit", features_only=True, num_classes=None),
@@ -187,7 +202,7 @@ class Counted(Segmenter):
 )
 def test_what_the_first_forward_shows(build, word, side, settings):
     """It is refused by one sentence, and so is every later one; the dense model runs again."""
-    model = demo_sdtps.slim(build(), (1,), (0.5,), **settings)
+    model = demo_sdtps.slim(build(), (1,), **{"keep": (0.5,)} | settings)
     for _ in range(2):
         with pytest.raises(UserError) as error:
             model.train()(torch.randn(2, 3, *side))

@@ -22,6 +22,7 @@ from slim_models import (
     WAYS,
     WIDTH,
     Called,
+    Ensemble,
     Tower,
     by_saliency,
     compare,
@@ -240,11 +241,6 @@ class Each(nn.Module):
             images = part(images)
             images = images.transpose(1, 2) if part is self.flat else images
         return images
-
-
-class Ensemble(nn.ModuleDict):
-    def forward(self, images):
-        return torch.stack([model(images) for model in self.values()])
 
 
 @pytest.mark.parametrize(
