@@ -30,14 +30,7 @@ CLIP_BACKBONE = "ViT-B-16"
 HUB = "hub"
 SCRATCH = "RGBNT201/DeMo_SDTPS_tiny trains without any download"
 # arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals
-SDTPS_ARGUMENTS = (
-    "sparse_ratio",
-    "aggr_ratio",
-    "use_gumbel",
-    "gumbel_tau",
-    "beta",
-    "gumbel_select",
-)
+SDTPS_SETTINGS = ("sparse_ratio", "aggr_ratio", "use_gumbel", "gumbel_tau", "beta", "gumbel_select")
 
 INVISIBLE = re.compile(
     "[\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]"

@@ -1,5 +1,6 @@
 """INPUT.RANGES: which values of own images with more than 8 bits become black and white (docs/own_data.md)."""
 
+import math
 import re
 from typing import NamedTuple
 
@@ -29,7 +30,9 @@ def parse_range(entry: object) -> tuple[str, Range] | None:
     if not match or match[3] != match[5]:
         return None
     low, high, of_image = float(match[2]), float(match[4]), bool(match[3])
-    is_valid = low < high and not (of_image and (low < 0 or high > 100))
+    is_valid = (
+        low < high and math.isfinite(high - low) and not (of_image and (low < 0 or high > 100))
+    )
     return (match[1], Range(low, high, of_image)) if is_valid else None
 
 

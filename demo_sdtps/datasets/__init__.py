@@ -10,7 +10,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets.base import SPLITS, TRAIN, VALIDATION, Reader, Sample, identity_labels
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
-from demo_sdtps.datasets.published import MARKER, READERS
+from demo_sdtps.datasets.published import READERS
 from demo_sdtps.runtime.errors import nearest_name
 
 OWN_READERS: dict[str, Callable[[CfgNode], Reader]] = {
@@ -38,20 +38,6 @@ def check_labelled(cfg: CfgNode) -> None:
             f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels; give DATASETS.NAMES Folder in its place, "
             "whose names of images have labels, or CSV, a table (docs/own_data.md)."
         )
-
-
-def data_name(cfg: CfgNode) -> str:
-    """What the images of a training are, for the model card, whatever data set they are read as."""
-    name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
-    if (find_reader(cfg).folder_in(root) / MARKER).is_file():
-        return "synthetic pedestrians of python -m synthetic"
-    return f"own images, {root.resolve().stem}" if name in OWN_READERS else name
-
-
-def camera_names(samples: Sequence[Sample]) -> list[str]:
-    """What the files call each camera, from camera 0; "" for one that is not among the samples."""
-    names = {sample.camera: sample.camera_name for sample in samples}
-    return [names.get(camera, "") for camera in range(1 + max(names))]
 
 
 def split_validation(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:

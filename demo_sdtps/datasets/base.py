@@ -133,11 +133,16 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
     formats. Links are followed, but to a folder they lie in; one to nowhere is an image, which the reader of pixels names."""
     names: dict[str, str] = {}
     left: list[str] = []
-    for place, folders, files in os.walk(existing(folder), followlinks=True):
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, files in os.walk(existing(folder), onerror=fail, followlinks=True):
         folders[:] = [
             name
             for name in ([] if others is None else folders)
-            if not (is_hidden(name) or name in (others or ()) or _leads_up(Path(place, name)))
+            if not (is_hidden(name) or _leads_up(Path(place, name)))
+            if Path(place, name).relative_to(folder).as_posix() not in (others or ())
         ]
         for name in (each for each in files if not is_hidden(each)):
             path = Path(place, name).relative_to(folder).as_posix()

@@ -56,7 +56,7 @@ def read_folders(cfg: CfgNode) -> Folders:
                 f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER with one of the names "
                 f"{', '.join(folders)}; correct it (docs/own_data.md)."
             )
-        folders[name] = folder
+        folders[name] = Path(folder).as_posix()
     return folders
 
 

@@ -174,7 +174,7 @@ def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
             "array (height, width, 3), by image.transpose(1, 2, 0), a tensor (3, height, width), by image.permute(2, 0, 1), or "
             f"either (height, width){advice}"
         )
-    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
+    if scale.of_image and array.dtype.kind == "f" and 0 <= array.min() <= array.max() <= 1:
         array = (array.astype(np.float32) * np.float32(255.999)).astype(np.uint8)
     elif array.dtype != np.uint8:
         if scale.of_image and (array.dtype.kind not in "iu" or array.dtype.itemsize != 2):

@@ -109,6 +109,12 @@ def read_triplets(
     `split`. Labels are other columns and named groups of the `pattern` in the names; `camera` is that of those without."""
     if place.suffix.lower() == TABLE and place.is_file():
         every = table_triplets(place, *read_table(place), modalities)
+        splits = {one.labels.get("split", split) for one in every}
+        if split not in splits or not splits <= {*base.SPLITS}:
+            raise UserError(
+                f"{place} has images of the splits {', '.join(sorted(splits))}, but it must have some of {split}, and "
+                f"splits are {', '.join(base.SPLITS)}; correct it, or give another table."
+            )
         every = [one for one in every if one.labels.get("split", split) == split]
         by_name = {one.name: one for one in every}
         if left := len({*every}) - len(by_name):
@@ -116,8 +122,6 @@ def read_triplets(
                 "%s: of lines with one first image the last is read: %d", place, left
             )
         triplets = [by_name[name] for name in sorted(by_name)]
-        if not triplets:
-            raise UserError(f"{place} has no images of the split {split}; give another table.")
     elif split == base.QUERY:
         triplets = read_query(place, folders, modalities)
     else:
@@ -233,8 +237,7 @@ def read_table(table: Path) -> tuple[list[str], dict[int, dict[str, str]]]:
         with open(table, encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             separator = max(SEPARATORS, key=first.count)
-            # Excel's line for itself
-            skipped = re.fullmatch(rf"sep=[{SEPARATORS}]\s*", first) is not None
+            skipped = re.fullmatch(rf"sep=[{SEPARATORS}]\s*", first) is not None  # Excel's line
             if not skipped:
                 file.seek(0)
             reader = csv.DictReader(file, restval="", strict=True, delimiter=separator)

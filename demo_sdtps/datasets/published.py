@@ -50,9 +50,8 @@ MARKER = "synthetic.json"  # file that python -m synthetic writes into its data 
 def read_rgbnt201(root: Path, split: str) -> list[Sample]:
     """Persons, four cameras, three folders of images with the same names; query and gallery are both the whole of `test`."""
     folder = root / "RGBNT201" / ("train_171" if split == TRAIN else "test")
-    return [
-        RGBNT201_NAMES.sample(paths) for paths in triplet_paths(folder, {m: m for m in MODALITIES})
-    ]
+    names = {name: name for name in MODALITIES}
+    return [RGBNT201_NAMES.sample(paths) for paths in triplet_paths(folder, names)]
 
 
 def read_wmveid863(root: Path, split: str) -> list[Sample]:

@@ -1,11 +1,13 @@
 """The field's protocol of evaluation, from a checkpoint to scores: model, data, features by one pass of the network for any
 cases of missing modalities, and the ranking of each return pattern, or of any set of modalities against any."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product, starmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,12 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
-from demo_sdtps.datasets import Sample, check_labelled, find_reader, read_splits
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import MISSING_CASES
+from demo_sdtps.datasets import OWN_READERS, Sample, check_labelled, find_reader, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import Batch, batches, test_loader
+from demo_sdtps.datasets.published import MARKER
 from demo_sdtps.evaluation.distances import (
     Distances,
     Side,
@@ -46,6 +50,7 @@ from demo_sdtps.runtime.distributed import (
 from demo_sdtps.runtime.gpu import Recording, can_record, on_cpu
 from demo_sdtps.runtime.progress import progress
 
+logger = logging.getLogger(__name__)
 Model = DeMo | ExportedModel
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
@@ -73,10 +78,10 @@ def load_model_and_data(
     if exported and is_exported(cfg.TEST.WEIGHT):
         model: Any = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
         model.check_settings(cfg)
-        path, known = model.path, model.cameras
+        path, known, origin = model.path, model.cameras, model.about["origin"]
     else:
         checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
-        path = checkpoint.path
+        path, origin = checkpoint.path, checkpoint.origin
         model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
         load_weights(model, checkpoint)
         known = model.backbone.cameras
@@ -85,6 +90,8 @@ def load_model_and_data(
             compile_model(model, device)
     samples = read_splits(cfg, splits)
     check_equal(samples, "samples")
+    if origin.get("cameras") and cfg.DATASETS.NAMES in OWN_READERS:
+        return model, by_trained_cameras(cfg, samples, origin["cameras"], known)
     cameras = 1 + max(sample.camera for members in samples.values() for sample in members)
     if known and cameras > known:  # without an embedding any is known
         raise UserError(
@@ -92,6 +99,26 @@ def load_model_and_data(
             f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data."
         )
     return model, samples
+
+
+def by_trained_cameras(
+    cfg: CfgNode, splits: dict[str, list[Sample]], names: Sequence[str], known: int
+) -> dict[str, list[Sample]]:
+    """Own samples with the numbers that their cameras have in a training, by its `names`, "" for one without an image there, as
+    readers number those of each data set anew. Others get numbers from `known` on, for which the model takes the mean of its
+    `known` cameras, with a warning. Published data have one numbering."""
+    if not known or cfg.DATASETS.NAMES not in OWN_READERS:
+        return splits
+    numbers = {name: number for number, name in enumerate(names) if name}
+    found = {sample.camera_name for members in splits.values() for sample in members} - {""}
+    if others := sorted(found - numbers.keys()):
+        text = "Cameras that the model was not trained on, so that the mean of its own is taken: %s"
+        logger.warning(text, ", ".join(others))
+    numbers |= {name: number for number, name in enumerate(others, known)} | {"": UNKNOWN}
+    return {
+        split: [replace(sample, camera=numbers[sample.camera_name]) for sample in members]
+        for split, members in splits.items()
+    }
 
 
 def extract_patterns(
@@ -331,6 +358,14 @@ def count_pages(samples: Iterable[Sample]) -> str:
     return f"{pages} pages or frames of images after the first are not read" if pages else ""
 
 
+def data_name(cfg: CfgNode) -> str:
+    """What the images of a training are, for the model card, whatever data set they are read as."""
+    name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
+    if (find_reader(cfg).folder_in(root) / MARKER).is_file():
+        return "synthetic pedestrians of python -m synthetic"
+    return f"own images, {root.resolve().stem}" if name in OWN_READERS else name
+
+
 def exclude_key(cfg: CfgNode) -> str:
     """Attribute by which the protocol excludes gallery samples of the query's identity: camera or scene (docs/method.md)."""
     return "scene" if find_reader(cfg).by_scene else "camera"
@@ -342,8 +377,7 @@ def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[
         cases = missing_cases(names_present(np.asarray(data.present.any(axis=0))))
     else:
         cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
-    features = extract_cases(cfg, model, data, cases)
-    device = model_device(model)
+    features, device = extract_cases(cfg, model, data, cases), model_device(model)
     return broadcast_from_main(
         lambda: {
             case: {
@@ -359,8 +393,7 @@ def extract_cases(
     cfg: CfgNode, model: Model, data: TestData, cases: Mapping[str, frozenset[str]]
 ) -> dict[str, dict[int, torch.Tensor]]:
     """Features (samples, D) of the test data, on the CPU, by case of missing modalities and return pattern."""
-    missing, samples = list(cases.values()), len(data.samples)
-    features = extract_features(cfg, model, data.loader, missing, samples)
+    features = extract_features(cfg, model, data.loader, [*cases.values()], len(data.samples))
     return dict(zip(cases, features, strict=True))
 
 

@@ -121,16 +121,12 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
 
 
-def data_caption(cfg: CfgNode, data: TestData) -> str:
-    """The name and place of the data, and the number of its queries."""
-    queries = f"{len(data.query)} queries"
-    queries += "" if data.matched == len(data.query) else f", {data.matched} with a match"
-    return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}"
-
-
 def reid_caption(cfg: CfgNode, data: TestData) -> str:
     """One line on what is evaluated: data, queries, weights and options."""
-    return f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+    queries = f"{len(data.query)} queries"
+    queries += "" if data.matched == len(data.query) else f", {data.matched} with a match"
+    place = f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}"
+    return f"{place}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
 
 
 def options(cfg: CfgNode) -> str:
@@ -145,13 +141,6 @@ def options(cfg: CfgNode) -> str:
         ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no"),
     )
     return "".join(f", {text}" for text, is_on in notes if is_on)
-
-
-def distance_name(cfg: CfgNode) -> str:
-    """What a rank list is sorted by."""
-    if cfg.TEST.RE_RANKING == "yes":
-        return "k-reciprocal distance"
-    return f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features"
 
 
 def missing_names(case: str) -> list[str]:

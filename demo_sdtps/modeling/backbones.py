@@ -142,8 +142,9 @@ class Backbone(nn.Module):
         prefix = torch.cat(tokens, dim=1)
         if self.camera_embedding is not None:
             known: torch.Tensor = self.camera_embedding
-            # one more, the last, stands for any other camera
+            # one more, the last, stands for any other camera, of whatever number
             known = torch.cat([known, known.mean(dim=0, keepdim=True)])
+            cameras = cameras.clamp(max=self.cameras)
             if self.training and self.share_unknown:
                 is_unknown = torch.rand((), device=cameras.device) < self.share_unknown
                 cameras = cameras.masked_fill(is_unknown, self.cameras)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.common import SDTPS_ARGUMENTS
+from demo_sdtps.config.common import SDTPS_SETTINGS
 from demo_sdtps.modeling.backbones import Backbone, make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.losses import TrainingOutput
@@ -166,7 +166,7 @@ class DeMo(nn.Module):
         patches = backbone.num_patches
         if self.slimming:
             patches = self.slimming.counts(patches)[-1]
-        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS}
+        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_SETTINGS}
         try:
             return SDTPS(backbone.width, patches, modalities=self.modalities, **settings)
         except ValueError as error:

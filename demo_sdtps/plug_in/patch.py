@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from demo_sdtps.config.common import SDTPS_ARGUMENTS
+from demo_sdtps.config.common import SDTPS_SETTINGS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.plug_in.hosts import Host, check_values, find_host, missing_letters, module_at
 from demo_sdtps.runtime.errors import UserError
@@ -171,7 +171,7 @@ def _check_host(model: Any, host: Host) -> None:
 def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
     device = list(model.parameters())[-1].device
     width = 3 * model.feat_dim
-    settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS}
+    settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_SETTINGS}
     try:
         model.sdtps = MultiModalSDTPS(model.feat_dim, patches, **settings)
     except ValueError as error:

@@ -160,9 +160,10 @@ def draw_ranks(
             axis.spines[:].set(visible=True, color=colour, linewidth=3)
     names = cfg.MODEL.MODALITIES
     order = f"; {', '.join(names)} from top to bottom" if len(names) > 1 else ""
+    kind = "k-reciprocal" if cfg.TEST.RE_RANKING == "yes" else "squared Euclidean"
     figure.suptitle(
         f"queries and their best ten, ✓ match, ✗ another identity{order}\n"
-        f"return pattern {tables.PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}; d: {tables.distance_name(cfg)}{tables.options(cfg)}"
+        f"return pattern {tables.PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}; d: {kind} distance{tables.options(cfg)}"
     )
     return save(figure, path)
 

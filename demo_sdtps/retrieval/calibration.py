@@ -7,7 +7,6 @@ distances by different columns differ (docs/search.md).
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -19,9 +18,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.common import print_lines
 from demo_sdtps.datasets import Sample, read_splits
-from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import make_comparison, set_distances, set_name
 from demo_sdtps.evaluation.protocol import (
+    by_trained_cameras,
     extract_features,
     make_test_data,
     missing_cases,
@@ -71,11 +70,9 @@ def label_distances(cfg: CfgNode, samples: Sequence[Sample]) -> Iterator[tuple[i
     a search; scenes stand for cameras where the protocol excludes by these. Raises `UserError` without labels or matches."""
     reid = make_extractor(cfg).to(choose_device(cfg))
     cfg, cases = with_values(cfg, {"TEST.FEAT_NORM": "yes"}), missing_cases(reid.model.modalities)
+    samples = by_trained_cameras(cfg, {"": [*samples]}, reid.camera_names, reid.cameras)[""]
     data, whole = make_test_data(cfg, samples, samples), frozenset(reid.model.modalities)
-    names = [one.camera_name or None for one in data.samples]
-    numbers = reid.camera_numbers(names, len(names))
-    known = [replace(one, camera=number) for one, number in zip(data.samples, numbers, strict=True)]
-    extracted = extract_features(cfg, reid.model, test_loader(cfg, known), [*cases.values()])
+    extracted = extract_features(cfg, reid.model, data.loader, [*cases.values()])
     for pattern in extracted[0]:
         comparison, sides = make_comparison(cfg, pattern), {}
         for features, missing in reversed([*zip(extracted, cases.values(), strict=True)]):

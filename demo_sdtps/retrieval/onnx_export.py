@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from torch import nn
-from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.common import print_lines
@@ -141,13 +140,6 @@ def compare_with_torch(extractor: Extractor, model: ExportedModel) -> list[str]:
     return lines
 
 
-def calibration_feeds(cfg: CfgNode, model: ExportedModel, samples: Sequence[Sample]) -> list[Feed]:
-    """The inputs of CALIBRATION of the samples, evenly chosen, one at a time."""
-    chosen = samples[:: -(-len(samples) // CALIBRATION)]
-    settings = with_values(cfg, {"DATASETS.CACHE": "no", "TEST.IMS_PER_BATCH": 1})
-    return [model.inputs(*batch) for batch in decoded_triplets(test_loader(settings, chosen))]
-
-
 def export_model(
     extractor: Extractor,
     path: Path,
@@ -168,7 +160,10 @@ def export_model(
         model = ExportedModel(file)
         lines = compare_with_torch(extractor, model)
         if precision == "int8" and is_openvino:
-            feeds = calibration_feeds(extractor.cfg, model, samples)
+            chosen = samples[:: -(-len(samples) // CALIBRATION)]  # evenly
+            alone = {"DATASETS.CACHE": "no", "TEST.IMS_PER_BATCH": 1}
+            loader = test_loader(with_values(extractor.cfg, alone), chosen)
+            feeds = [model.inputs(*batch) for batch in decoded_triplets(loader)]
             write_openvino(onnx, file := file.with_stem("int8"), about, feeds)
         elif precision == "int8":
             quantise_onnx(file)

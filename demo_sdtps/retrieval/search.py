@@ -90,18 +90,21 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     broken: dict[str, str] = {}
     check = partial(drop_unreadable, broken=broken) if arguments.skip_unreadable else list
     origin = describe_features(cfg, pattern)
-    place = arguments.index or default_index(arguments.gallery, origin)
+    folder = arguments.gallery.resolve()
+    content = os.fsencode(folder) + json.dumps(origin, sort_keys=True).encode()
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    place = arguments.index or Path("runs", "search", f"{folder.name}-{digest}")
     origin |= {"checkpoint": cfg.TEST.WEIGHT, "format": FORMAT}
     reid = open_reid(cfg)
     reid.warns_of_cameras = False  # a line of the output says it, at each search
     width = reid.widths[pattern]
+    extract = partial(extract_triplets, reid, pattern)
+    queries = check(queries)
+    # before the gallery, which may take hours, and before an index is replaced
+    query = torch.from_numpy(extract(queries)), present_modalities(queries, names)
     table = open_index(place, arguments.gallery, origin, gallery, width, arguments.rebuild)
     if arguments.where:  # a mistake in it is told before the gallery is read
         table.count_lacking(arguments.where)
-    extract = partial(extract_triplets, reid, pattern)
-    queries = check(queries)
-    # before the gallery, which may take hours
-    query = torch.from_numpy(extract(queries)), present_modalities(queries, names)
     changes = update(table, arguments.gallery, gallery, extract, check)
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
     total, cameras = table.handle.count_rows(), describe_cameras(reid, [*gallery, *queries])
@@ -182,13 +185,6 @@ def describe_incomparable(comparison: Comparison, query: np.ndarray, gallery: np
         f"Queries without a modality in common with any of the gallery: {is_alone.sum()} of {len(query)} ({names}); "
         "TEST.CROSS_MODAL_DISTANCE all compares them"
     )
-
-
-def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:
-    """Below runs/search, by the gallery's name, and a digest of its path and of what the features depend on."""
-    place = gallery.resolve()
-    content = os.fsencode(place) + json.dumps(origin, sort_keys=True).encode()
-    return Path("runs", "search", f"{place.name}-{hashlib.sha256(content).hexdigest()[:16]}")
 
 
 def extract_triplets(reid: Reid, pattern: int, triplets: Sequence[Triplet]) -> np.ndarray:

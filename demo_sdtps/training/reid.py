@@ -1,7 +1,7 @@
 """Training of re-identification: `train`, which joins data, model, loss and optimisers, the loss of a batch, the teacher whose
 logits it may follow (distillation), and the evaluation after an epoch (docs/method.md)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,15 +15,20 @@ from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.datasets import (
     SPLITS,
     Sample,
-    camera_names,
     check_labelled,
-    data_name,
     identity_labels,
     read_splits,
 )
 from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.loaders import Batch, train_loader
-from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
+from demo_sdtps.evaluation.protocol import (
+    TestData,
+    by_trained_cameras,
+    data_name,
+    data_warnings,
+    evaluate_reid,
+    make_test_data,
+)
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.modeling.checkpoints.loading import (
     CLASSES,
@@ -74,17 +79,24 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
             return Trained(run.records, model.eval().to(run.device))
         check_labelled(cfg)
         splits = read_splits(cfg, (*SPLITS, VALIDATION) if cfg.DATASETS.VALIDATION else SPLITS)
-        samples = [sample for split in splits.values() for sample in split]
+        cameras = 1 + max(sample.camera for split in splits.values() for sample in split)
         set_seed(cfg.SOLVER.SEED)
         classes = len(identity_labels(splits["train"]))
-        model = make_model(cfg, classes, 1 + max(sample.camera for sample in samples))
+        model = make_model(cfg, classes, cameras)
         digest = class_digest(cfg, splits["train"])
         origin = f"the weights are those of {run.output / LAST}"
         if run.state is None:  # before the images are read, as there may be no network
-            origin = load_start(cfg, model, digest)
+            if cfg.TEST.WEIGHT:
+                start = read_checkpoint(cfg.TEST.WEIGHT)
+                origin = start_from(model, start, start.origin.get(CLASSES) == digest)
+            else:
+                kind, weights = cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T
+                origin = load_pretrained(model.backbone, kind, weights)
         loader = train_loader(cfg, splits["train"])
-        data = {"patterns": make_test_data(cfg, splits["query"], splits["gallery"])}
-        if held_out := splits.get(VALIDATION):
+        names = camera_names(splits["train"])
+        tested = by_trained_cameras(cfg, splits, names, model.backbone.cameras)
+        data = {"patterns": make_test_data(cfg, tested["query"], tested["gallery"])}
+        if held_out := tested.get(VALIDATION):
             data[VALIDATION] = make_test_data(cfg, held_out, held_out)
         teacher = read_teacher(cfg, model, run.device, digest)
         loss = ReIDLoss(cfg, model.to(run.device), teacher)
@@ -94,11 +106,17 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
         if loss.centers:
             optimizers.append(optim.make_center_optimizer(cfg, loss.centers))
         begin_epoch = optim.make_scheduler(cfg, optimizers[0]).step
+        lines = (
+            f"{split} {line}"
+            for split, members in splits.items()
+            for sample in members
+            for line in file_lines(cfg.DATASETS.ROOT_DIR, sample.files)
+        )
         sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
         run.begin(
             model,
             optimizers,
-            digest_lines([*data_lines(cfg, splits), teacher.digest if teacher else ""]),
+            digest_lines([*lines, teacher.digest if teacher else ""]),
             notes=[
                 f"{cfg.DATASETS.NAMES}: {sizes}",
                 origin,
@@ -109,7 +127,7 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
             about={
                 "num_class": classes,
                 "camera_num": model.camera_num,
-                "cameras": camera_names(samples),
+                "cameras": names,
                 "data": data_name(cfg),
                 CLASSES: digest,
             },
@@ -189,12 +207,10 @@ def evaluate(cfg: CfgNode, model: DeMo, data: Mapping[str, TestData]) -> Evaluat
     return Evaluation(records, chosen_by[str(cfg.TEST.RETURN_PATTERN)]["mAP"], scalars, table)
 
 
-def load_start(cfg: CfgNode, model: DeMo, class_digest: str) -> str:
-    """Load the weights of TEST.WEIGHT, or else of MODEL.PRETRAIN_PATH_T → a sentence on where they are from."""
-    if cfg.TEST.WEIGHT:
-        start = read_checkpoint(cfg.TEST.WEIGHT)
-        return start_from(model, start, start.origin.get(CLASSES) == class_digest)
-    return load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+def camera_names(samples: Sequence[Sample]) -> list[str]:
+    """What the files call each camera, from camera 0; "" for one that is not among the samples."""
+    names = {sample.camera: sample.camera_name for sample in samples}
+    return [names.get(camera, "") for camera in range(1 + max(names))]
 
 
 def read_teacher(
@@ -249,11 +265,3 @@ def class_digest(cfg: CfgNode, samples: Sequence[Sample]) -> str:
         for sample in samples
         for line in file_lines(root, sample.files)
     )
-
-
-def data_lines(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> Iterator[str]:
-    """A line for each file that training and evaluation read."""
-    for split, samples in splits.items():
-        for sample in samples:
-            for line in file_lines(cfg.DATASETS.ROOT_DIR, sample.files):
-                yield f"{split} {line}"

@@ -20,9 +20,10 @@ from triplets import FIRST, catch_message, config, cut_short, image_folder
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
-from demo_sdtps.datasets import SPLITS, data_name, loaders, read_splits
+from demo_sdtps.datasets import SPLITS, loaders, read_splits
 from demo_sdtps.datasets.images import decode, to_8_bits, verify
 from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
+from demo_sdtps.evaluation.protocol import data_name
 
 HEIGHT, WIDTH = 12, 7
 SCALE = Range(20000, 45000)

@@ -11,7 +11,8 @@ from return_patterns import expected_patterns
 from tiny import CAMERAS, SHALLOW, clear, equal, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
+from demo_sdtps.config import UserError
+from demo_sdtps.config.common import MISSING_CASES, MODALITIES
 from demo_sdtps.evaluation.protocol import extract_patterns, missing_cases
 from demo_sdtps.modeling.modalities import is_missing
 from tests.reference.fusion import MODALITIES_OF

@@ -6,7 +6,7 @@ from numeric import assert_close
 from tiny import PATCHES, WIDTH, pairs, random_images, tiny_cfg, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from demo_sdtps.config import MISSING_CASES, MODALITIES
+from demo_sdtps.config.common import MISSING_CASES, MODALITIES
 from demo_sdtps.evaluation.protocol import encode_cases
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.losses import total_loss
