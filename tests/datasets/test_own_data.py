@@ -25,10 +25,14 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg, with_values
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
-from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data, rank_features
+from demo_sdtps.evaluation.protocol import (
+    by_trained_cameras,
+    evaluate_reid,
+    make_test_data,
+    rank_features,
+)
 from demo_sdtps.modeling.demo import make_model
 from demo_sdtps.reports.data import count_samples
-from demo_sdtps.training.reid import camera_names
 from tests.reference import ranking
 
 SIZE = (16, 32)
@@ -105,8 +109,10 @@ def test_folders_are_read_with_what_they_have(tmp_path, modalities):
 def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_path):
     rows = write_incomplete(tmp_path)
     write_table(tmp_path / "persons.csv", rows)
-    splits = read_splits(configuration(tmp_path / "persons.csv", "CSV"))
-    assert camera_names(splits["train"]) == ["camera 2", "camera 5", "camera 9"]
+    splits = read_splits(cfg := configuration(tmp_path / "persons.csv", "CSV"))
+    others = by_trained_cameras(cfg, splits, ["camera 9", "", "camera 2"], 3)
+    names = {sample.camera: sample.camera_name for sample in others["query"]}
+    assert names == {0: "camera 9", 2: "camera 2", 3: "camera 5"}
     numbers = {7: 0, 11: 1, 12: 2, 30: 3}
     for split, samples in splits.items():
         assert {

@@ -142,4 +142,3 @@ def test_what_the_cameras_of_a_training_are_called(weights, files, caplog):
     for name, expected in (("RGBNT201", ["1", "2"]), ("MSVR310", ["0", "1"]), ("CSV", [])):
         cfg = load_cfg(None, ["DATASETS.NAMES", name])
         assert trained_cameras(cfg, {}, 2) == expected
-        assert trained_cameras(cfg, {"cameras": ["a", "b"]}, 2) == ["a", "b"]
