@@ -10,7 +10,7 @@ import yaml
 from commands import ROOT
 
 from demo_sdtps.config import UserError, get_cfg, load_cfg
-from demo_sdtps.config.common import SDTPS_ARGUMENTS
+from demo_sdtps.config.common import SDTPS_SETTINGS
 from demo_sdtps.config.keys import DEMO_SCHEMA, KEYS
 from demo_sdtps.config.left import LEFT
 from demo_sdtps.config.load import StoredText, flatten
@@ -90,7 +90,7 @@ def test_every_key_is_read():
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text("utf-8")))]
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     read |= {node.value for node in nodes if isinstance(node, ast.Constant)}  # cfg.get("NAME")
-    read |= {f"SDTPS_{name.upper()}" for name in SDTPS_ARGUMENTS}
+    read |= {f"SDTPS_{name.upper()}" for name in SDTPS_SETTINGS}
     assert not [key.name for key in KEYS if key.name.split(".")[-1] not in read]
 
 
