@@ -30,9 +30,7 @@ def parse_range(entry: object) -> tuple[str, Range] | None:
     if not match or match[3] != match[5]:
         return None
     low, high, of_image = float(match[2]), float(match[4]), bool(match[3])
-    is_valid = (
-        low < high and math.isfinite(high - low) and not (of_image and (low < 0 or high > 100))
-    )
+    is_valid = 0 < high - low < math.inf and not (of_image and (low < 0 or high > 100))
     return (match[1], Range(low, high, of_image)) if is_valid else None
 
 
