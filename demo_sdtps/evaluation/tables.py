@@ -121,12 +121,15 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
 
 
+def data_caption(cfg: CfgNode, data: TestData) -> str:
+    """The name and place of the data, and the number of its queries."""
+    matched = "" if data.matched == len(data.query) else f", {data.matched} with a match"
+    return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {len(data.query)} queries{matched}"
+
+
 def reid_caption(cfg: CfgNode, data: TestData) -> str:
     """One line on what is evaluated: data, queries, weights and options."""
-    queries = f"{len(data.query)} queries"
-    queries += "" if data.matched == len(data.query) else f", {data.matched} with a match"
-    place = f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}"
-    return f"{place}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+    return f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
 
 
 def options(cfg: CfgNode) -> str:
