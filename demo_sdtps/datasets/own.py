@@ -112,7 +112,7 @@ def read_triplets(
         splits = {one.labels.get("split", split) for one in every}
         if split not in splits or not splits <= {*base.SPLITS}:
             raise UserError(
-                f"{place} has the splits {', '.join(sorted(splits))}, but needs {split}, and none but {base.SPLITS}; correct it."
+                f"{place} has the splits {', '.join(sorted(splits))}, but needs {split}, and none but {base.SPLITS}; mend it."
             )
         every = [one for one in every if one.labels.get("split", split) == split]
         by_name = {one.name: one for one in every}
