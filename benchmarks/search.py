@@ -1,13 +1,15 @@
-"""Rows of benchmarks/run.py: exact search in a large gallery (docs/search.md)."""
+"""Rows of benchmarks/run.py: exact search in a large gallery (docs/search.md), beside faiss where it is installed."""
 
 import tempfile
 from functools import partial
+from importlib.util import find_spec
+from pkgutil import resolve_name
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.rows import Row, peak_memory
+from benchmarks.rows import Row, peak_memory, ratio_row
 from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.distances import Comparison, Side, complete_side
 from demo_sdtps.retrieval.nearest import Gallery, Nearest, nearest, search_sets
@@ -35,11 +37,29 @@ def search_rows(quick: bool, device: torch.device) -> list[Row]:
             "again": partial(search_sets, few, kept, TOP),
             "product": partial(torch.mm, few[0], side[0].T),
         }
-        seconds = in_turns("search", works, 1)
+        if find_spec("faiss"):
+            flat = resolve_name("faiss").IndexFlatIP(width)
+            flat.add(side[0].numpy())
+            works |= {
+                "faiss": partial(flat.search, query, TOP),
+                "faiss again": partial(flat.search, query[:1], TOP),
+            }
+        seconds = in_turns("search", works, 3)
         memory = peak_memory(search_table, place, queries, gallery, width) / 1024
     what = f"exact search of {queries:,} queries in {gallery:,}, width {width}"
+    beside = []
+    if "faiss" in seconds:
+        version = resolve_name("faiss").__version__
+        pairs = zip(flat.search(query, TOP)[1], exact(query, side).rows, strict=True)
+        alike = np.mean([np.isin(*pair).mean() for pair in pairs])
+        beside = [
+            Row("… hits that faiss finds too", None, float(alike), "", None),
+            ratio_row(f"… beside faiss {version}, flat", seconds["faiss"], seconds["search"], 0.83),
+            ratio_row("… one query again, beside it", seconds["faiss again"], seconds["again"]),
+        ]
     return [
         Row(what, None, seconds["search"], "s", None),
+        *beside,
         Row("… one query again, beside a product", seconds["product"], seconds["again"], "s", None),
         Row("… reading of the table", None, seconds["reading"], "s", None),
         Row("… peak memory", None, memory, "GiB", None),

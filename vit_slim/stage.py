@@ -182,7 +182,7 @@ def run_stage(
     values: torch.Tensor, state: State, scorer: Score, keep: int, merge: bool = True
 ) -> Step:
     """A stage on the input (B, L, C) of the block after it, which leaves `keep` patches by a score, and merges the others."""
-    patches = state.split(values)[1]
+    prefix, patches, extra = state.split(values)
     score = scorer.score(patches, state)
     loss = scorer.loss(score, state)
     if state.shared:
@@ -192,15 +192,18 @@ def run_stage(
     kept = best(score, keep).sort(dim=1).values  # in the order of the grid
     if state.choice is not None:
         kept = torch.searchsorted(state.places(values), state.choice)
-    remaining, after = keep_tokens(values, state, kept)
+    # Several times as fast on a CPU as gather, whose index is as large as its result.
+    rows = patches[torch.arange(patches.shape[0], device=kept.device).unsqueeze(-1), kept]
+    remaining = torch.cat([prefix, rows, extra], dim=1)
+    after = replace(state, positions=state.places(values).gather(1, kept), choice=None)
     if merge:
         # Means with the softmax of the logits as weights, as the softmax over all patches is 0 at those far below the best;
         # without autocast, as the small gradients of a softmax vanish in half precision. The meta device has none.
         dtype, kind = torch.promote_types(values.dtype, torch.float32), values.device.type
         logits = score.to(dtype).scatter(1, kept, -torch.inf).unsqueeze(1)
         with nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
-            extra = logits.softmax(dim=-1) @ patches.to(dtype)
-        remaining = torch.cat([remaining, extra.to(values.dtype)], dim=1)
+            merged = logits.softmax(dim=-1) @ patches.to(dtype)
+        remaining = torch.cat([remaining, merged.to(values.dtype)], dim=1)
         after = replace(after, extra=after.extra + 1)
     return Step(remaining, after, score, loss)
 
@@ -212,18 +215,6 @@ def best(score: torch.Tensor, keep: int) -> torch.Tensor:
     ):  # ONNX has no stable sort, but its TopK takes the first of equal ones
         return score.topk(keep, dim=1).indices
     return score.detach().argsort(dim=-1, descending=True, stable=True)[..., :keep]
-
-
-def keep_tokens(
-    values: torch.Tensor, state: State, kept: torch.Tensor
-) -> tuple[torch.Tensor, State]:
-    """Tokens (B, L, C) with the patches `kept` (B, K) of n alone, ascending."""
-    prefix, patches, extra = state.split(values)
-    # Several times as fast on a CPU as gather, whose index is as large as its result.
-    rows = patches[torch.arange(patches.shape[0], device=kept.device).unsqueeze(-1), kept]
-    positions = state.places(values).gather(1, kept)
-    state = replace(state, positions=positions, choice=None)
-    return torch.cat([prefix, rows, extra], dim=1), state
 
 
 def split_rows(rows: torch.Tensor, names: Collection[str]) -> dict[str, torch.Tensor]:

@@ -29,6 +29,7 @@ from vit_slim.stage import Block, Score, State, Step
 from vit_slim.towers import Tower, plan_counts
 
 LOST = "its patches do not come to all blocks and heads as embedded; slim it again after a part was replaced"
+METHODS = "forward", "forward_features", "encode_image", "get_image_features"  # which encode images
 STEPS = 1, 2, 4, 8, 14, 16, 32  # pixels of a patch, on a side, in the pictures that heads draw
 NO_GRAPH = (
     "{} cannot follow token pruning; use torch.export, torch.jit.trace or torch.compile, or call it on the dense model "
@@ -95,12 +96,18 @@ class Wrapped(nn.Module):
 def wrapped_class(dense: Any) -> Any:
     """The class of wrapped modules of a dense class."""
 
-    @wraps(dense.forward)  # whose arguments torch.export reads
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.pruned(self, partial(dense.forward, self), args, kwargs)
+    methods = {name: prunes(getattr(dense, name)) for name in METHODS if hasattr(dense, name)}
+    return type(dense.__name__, (Wrapped, dense), {"__module__": dense.__module__, **methods})
 
-    names = {"forward": forward, "__module__": dense.__module__}
-    return type(dense.__name__, (Wrapped, dense), names)
+
+def prunes(method: Callable) -> Callable:
+    """A method of a wrapped module that is `method` of its dense class."""
+
+    @wraps(method)  # whose arguments torch.export reads
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.pruned(self, partial(method, self), args, kwargs)
+
+    return run
 
 
 def new_wrapped(dense: Any) -> nn.Module:
@@ -222,7 +229,7 @@ class Slimming(nn.Module):
                 if not is_whole or kept & areas:
                     raise RuntimeError(LOST)
             return output
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             # transformers compares numbers of tokens itself
             is_theirs = isinstance(error, ValueError)
@@ -246,7 +253,7 @@ class Slimming(nn.Module):
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
         score, known = partial(saliency, size=stem.kernel_size, stride=stem.stride, grid=grid), None
-        if self.images is None:  # a method of the model, or the backward pass
+        if self.images is None:  # a part of the model, or the backward pass
             self.begin()
             known = images.known if isinstance(images, Tokens) else None
         if known is None and self.reads_saliency:

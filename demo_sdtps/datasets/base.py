@@ -141,8 +141,10 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
         folders[:] = [
             name
             for name in ([] if others is None else folders)
-            if not (is_hidden(name) or _leads_up(Path(place, name)))
-            if Path(place, name).relative_to(folder).as_posix() not in (others or ())
+            for inner in [Path(place, name)]
+            if not is_hidden(name) and inner.relative_to(folder).as_posix() not in (others or ())
+            # no link to a folder that it lies in
+            if not (inner.is_symlink() and inner.parent.resolve().is_relative_to(inner.resolve()))
         ]
         for name in (each for each in files if not is_hidden(each)):
             path = Path(place, name).relative_to(folder).as_posix()
@@ -158,11 +160,6 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
         text = "%s: %d files are left out, which are no images of a format that is read (%s)"
         logger.warning(text, folder, len(left), ", ".join(sorted({*left})))
     return names
-
-
-def _leads_up(folder: Path) -> bool:
-    """Whether a folder is a link to one that it lies in."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 @cache

@@ -51,9 +51,9 @@ def read_folders(cfg: CfgNode) -> Folders:
     folders = dict(PLAIN)
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
-        if name not in folders or not folder:
+        if folders.get(name) != name or not folder:
             raise UserError(
-                f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER with one of the names "
+                f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER, and one alone for each of the names "
                 f"{', '.join(folders)}; correct it (docs/own_data.md)."
             )
         folders[name] = Path(folder).as_posix()

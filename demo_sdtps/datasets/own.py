@@ -163,6 +163,10 @@ def _make_reader(
             camera = order.index(places[name]) if has_cameras else base.UNKNOWN
             sample = base.Sample(one.paths, numbers[identity], camera, scene, name)
             splits[one.labels["split"]].append(sample)
+        for split, members in splits.items():
+            if twice := len(members) - len({sample.paths for sample in members}):
+                text = "%s: %d triplets have the images of another one, and count as well"
+                base.logger.warning(text, split, twice)
         return splits
 
     return base.Reader(

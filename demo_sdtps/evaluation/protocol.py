@@ -104,9 +104,8 @@ def load_model_and_data(
 def by_trained_cameras(
     cfg: CfgNode, splits: dict[str, list[Sample]], names: Sequence[str], known: int
 ) -> dict[str, list[Sample]]:
-    """Own samples with the numbers that their cameras have in a training, by its `names`, "" for one without an image there, as
-    readers number those of each data set anew. Others get numbers from `known` on, for which the model takes the mean of its
-    `known` cameras, with a warning. Published data have one numbering."""
+    """Own samples with the numbers of their cameras in a training, by its `names`, "" for one without an image there. Others
+    get numbers from `known` on, for which the model takes the mean of its `known` cameras, with a warning."""
     if not known or cfg.DATASETS.NAMES not in OWN_READERS:
         return splits
     numbers = {name: number for number, name in enumerate(names) if name}
@@ -373,10 +372,15 @@ def exclude_key(cfg: CfgNode) -> str:
 
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. As published, images that it makes zeros count."""
+    there = names_present(np.asarray(data.present.any(axis=0)))
     if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
-        cases = missing_cases(names_present(np.asarray(data.present.any(axis=0))))
+        cases = missing_cases(there)
+    elif (missing := missing_modalities(cfg.TEST.MISS)).issuperset(there):
+        raise UserError(
+            f"TEST.MISS is {cfg.TEST.MISS!r}, but the data have {', '.join(there)} alone; leave some of these."
+        )
     else:
-        cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
+        cases = {cfg.TEST.MISS: missing}
     features, device = extract_cases(cfg, model, data, cases), model_device(model)
     return broadcast_from_main(
         lambda: {

@@ -99,12 +99,6 @@ def select(
     return kept, hard + (soft - soft.detach())
 
 
-def gather_tokens(tokens: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """tokens (B, N, C), index (B, K) → tokens (B, K, C)."""
-    # Several times as fast on a CPU as gather, whose index is as large as its result.
-    return tokens[torch.arange(tokens.shape[0], device=tokens.device).unsqueeze(-1), index]
-
-
 def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Means of tokens (B, S, C) with the softmax of logits (B, A, S) as weights → (B, A, C) float32.
 
@@ -119,17 +113,6 @@ def dropped_weights(score: torch.Tensor, decision: torch.Tensor) -> torch.Tensor
     # The softmax over a part is that over all with the others' weights set to 0, so nothing is gathered.
     share = score.float().softmax(dim=-1) * (decision <= 0)
     return share / share.sum(dim=-1, keepdim=True).clamp_min(1e-12)
-
-
-def mean_of_dropped(
-    tokens: torch.Tensor, score: torch.Tensor, decision: torch.Tensor
-) -> torch.Tensor:
-    """Mean of the dropped tokens weighted by `dropped_weights`, zeros if none is dropped.
-
-    tokens (B, N, C), score (B, N), decision (B, N) → (B, 1, C) float32, without autocast as in `softmax_mean`.
-    """
-    with no_autocast(tokens):
-        return dropped_weights(score, decision).unsqueeze(1) @ tokens.float()
 
 
 def log_mask(decision: torch.Tensor) -> torch.Tensor:
@@ -161,7 +144,8 @@ def predict(mlp: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class TokenSparse(nn.Module):
-    """Keeps the `keep` patches of one modality with the best scores, by the MLP `score_predictor`, and averages the others."""
+    """Keeps the `keep` patches of one modality with the best scores, by the MLP `score_predictor`, and averages the others by
+    `dropped_weights`."""
 
     def __init__(
         self,
@@ -181,8 +165,11 @@ class TokenSparse(nn.Module):
         indices of the kept (B, S)."""
         tau = self.gumbel_tau if self.training else None
         kept, decision = select(score, self.keep, tau, self.gumbel_select and self.training)
-        extra = mean_of_dropped(tokens, score, decision)
-        return gather_tokens(tokens, kept), extra, decision, kept
+        with no_autocast(tokens):  # as in `softmax_mean`
+            extra = dropped_weights(score, decision).unsqueeze(1) @ tokens.float()
+        # Several times as fast on a CPU as gather, whose index is as large as its result.
+        rows = torch.arange(tokens.shape[0], device=tokens.device).unsqueeze(-1)
+        return tokens[rows, kept], extra, decision, kept
 
 
 def aggregation_mlp(embed_dim: int, out_tokens: int, dim_ratio: float) -> nn.Sequential:

@@ -102,16 +102,14 @@ def search(arguments: Namespace, cfg: CfgNode) -> SearchResult:
     queries = check(queries)
     # before the gallery, which may take hours, and before an index is replaced
     query = torch.from_numpy(extract(queries)), present_modalities(queries, names)
-    table = open_index(place, arguments.gallery, origin, gallery, width, arguments.rebuild)
-    if arguments.where:  # a mistake in it is told before the gallery is read
-        table.count_lacking(arguments.where)
+    rebuild, where = arguments.rebuild, arguments.where
+    table = open_index(place, arguments.gallery, origin, gallery, width, rebuild, where)
     changes = update(table, arguments.gallery, gallery, extract, check)
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
     total, cameras = table.handle.count_rows(), describe_cameras(reid, [*gallery, *queries])
     print_lines(f"Index {place}: {total} triplets ({counts or 'no change'})", *cameras)
-    comparison, (stored, side) = make_comparison(cfg, pattern), table.side(arguments.where)
-    unknown = table.count_lacking(arguments.where) if arguments.where else 0
-    if unknown:
+    comparison, (stored, side) = make_comparison(cfg, pattern), table.side(where)
+    if where and (unknown := table.count_lacking(where)):
         print_lines(f"Left out by --where: {unknown} triplets, which lack a label of the condition")
     if text := describe_incomparable(comparison, query[1], side[1]):
         print_lines(text)
@@ -205,10 +203,12 @@ def open_index(
     triplets: Sequence[Triplet],
     width: int,
     rebuild: bool,
+    where: str | None = None,
 ) -> Table:
     """The table of the index at a place; an empty one where there is none, with `rebuild`, and where the gallery's triplets
     have other labels, or labels of other types. Raises `UserError` for features of another origin, for those of a gallery
-    elsewhere that still exists (where its folder is gone, it has moved), and for labels that no column can be named by."""
+    elsewhere that still exists (where its folder is gone, it has moved), for labels that no column can be named by, and for a
+    wrong condition `where`, before an index is replaced or filled."""
     import pyarrow as pa
 
     here, types = str(gallery.resolve()), {name: pa.string() for name in COLUMNS}
@@ -229,6 +229,8 @@ def open_index(
             raise UserError(
                 f"The index {place} is of the gallery {other}, not of {gallery}; {REBUILD}."
             )
+    if where:
+        create_table(f"memory://{place}", {}, types, width).count_lacking(where)
     if table and table.labels == types:
         return table
     is_other = rebuild or table is not None

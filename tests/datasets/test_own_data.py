@@ -106,10 +106,11 @@ def test_folders_are_read_with_what_they_have(tmp_path, modalities):
     }
 
 
-def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_path):
+def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_path, caplog):
     rows = write_incomplete(tmp_path)
-    write_table(tmp_path / "persons.csv", rows)
+    write_table(tmp_path / "persons.csv", rows + rows[-1:])
     splits = read_splits(cfg := configuration(tmp_path / "persons.csv", "CSV"))
+    assert "gallery: 1 triplets have the images of another one" in caplog.text
     others = by_trained_cameras(cfg, splits, ["camera 9", "", "camera 2"], 3)
     names = {sample.camera: sample.camera_name for sample in others["query"]}
     assert names == {0: "camera 9", 2: "camera 2", 3: "camera 5"}
@@ -162,10 +163,14 @@ def test_market_1501s_folders(tmp_path):
     junk = gallery / "-1_c1s1_000401_03.jpg"
     for path in [junk, *(path for rows in expected.values() for path, _, _ in rows)]:
         save(path, pixels(1, 2, "RGB", *SIZE))
-    assert read_splits(configuration(tmp_path, "Folder", *MARKET)) == {
+    words = *MARKET, "MODEL.MODALITIES", "[RGB, TI]", "TEST.MISS", "r"
+    splits = read_splits(cfg := configuration(tmp_path, "Folder", *words))
+    assert splits == {
         split: [Sample((str(path), None, None), *labels) for path, *labels in rows]
         for split, rows in expected.items()
     }
+    with pytest.raises(UserError, match="RGB alone"):
+        evaluate_reid(cfg, None, make_test_data(cfg, splits["query"], splits["gallery"]))
 
 
 @pytest.mark.parametrize("is_joint", [True, False], ids=["joint", "separate"])
@@ -191,6 +196,7 @@ def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
     ("opts", "named"),
     [
         (("DATASETS.FOLDERS", "[test=x]"), "DATASETS.FOLDERS"),
+        (("DATASETS.FOLDERS", "[RGB=x, RGB=y]"), "one alone"),
         (("DATASETS.PATTERN", r"(?P<camera>\d+)"), "DATASETS.PATTERN"),
         (("DATASETS.PATTERN", "(?P<identity"), "DATASETS.PATTERN"),
         (("DATASETS.PATTERN", r"(?P<identity>\d+)_c(?P<Camera>\d)"), "small letters .'camera'"),

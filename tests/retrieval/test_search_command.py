@@ -80,8 +80,10 @@ def test_a_condition_leaves_some_of_the_gallery(run_search, search_output):
     stdout = search_output(*words)
     assert "Left out by --where: 3 triplets, which lack a label" in stdout
     assert "photo 4" in stdout and "photo 2" not in stdout and "photo 1" not in stdout
-    code, _, stderr = run_search(*words[:-1], "camera > 4")
-    assert code == 2 and "(3 without a label" in stderr
+    assert "(3 without a label" in run_search(*words[:-1], "camera > 4")[2]
+    # nor is the index replaced by one without labels, as the condition does not fit that
+    assert run_search("--index", "kept", *words[-2:])[0] == 2
+    assert "(no change)" in search_output(*words)
 
 
 def test_further_pages_and_frames_are_counted(search_output, place, caplog):
