@@ -7,7 +7,6 @@ lie, and are in the order of the gallery's rows.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,8 @@ from demo_sdtps.evaluation.distances import (
 from demo_sdtps.retrieval.features import modality_mask
 from demo_sdtps.runtime.progress import progress
 
-PRODUCT_ELEMENTS = 1 << 24  # products of queries and gallery in memory at a time
+PRODUCT_ELEMENTS = 1 << 26  # products of queries and gallery in memory at a time
+GROUP = 32  # products whose least one is found at once
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 5e-6  # of (|q| + |g|)², by which a product in float32 may be wrong
 
@@ -182,11 +182,13 @@ def _smallest_products(
     """The rows (Q, count) of the smallest distances by products in float32; before them a bound of the others' (Q,)."""
     smallest, size = [], max(1, PRODUCT_ELEMENTS // max(1, len(queries)))
     factor, columns = -2 * queries.numpy(), gallery.numpy().T
+    memory = np.empty((len(queries), min(size, len(gallery))), factor.dtype)
     for start in progress(range(0, len(gallery), size), "searching", unit="block"):
         some = slice(start, start + size)
-        # by numpy, whose products are up to a quarter faster than torch's on AMD's processors
-        products = torch.from_numpy(factor @ columns[:, some]).add_(lengths[some])
-        values, rows = _smallest(products, count)
+        part = columns[:, some]
+        # by numpy, whose products are up to a quarter faster than torch's on AMD's processors, into memory that is there
+        products = np.matmul(factor, part, out=memory[:, : part.shape[1]])
+        values, rows = _smallest(torch.from_numpy(products).add_(lengths[some]), count)
         smallest.append((values, rows + start))
     values, places = (torch.cat(parts, dim=1) for parts in zip(*smallest, strict=True))
     best, order = values.topk(count, largest=False)
@@ -196,15 +198,14 @@ def _smallest_products(
 
 
 def _smallest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` smallest values of each row (Q, n), or all, and their columns. They are among the columns, √(n / count) in a
-    group, of the `count` groups with the smallest minima, which are found without sorting all."""
+    """The `count` smallest values of each row (Q, n), or all, and their columns. They are among those of the `count` groups, of
+    GROUP neighbours each, with the smallest minima, which are found without sorting all, and the columns after the groups."""
     total = values.shape[1]
-    each = max(1, isqrt(total // count))
-    groups = total // each
-    minima = values[:, : each * groups].unflatten(1, (each, groups)).amin(1)
+    groups = total // GROUP
+    minima = values[:, : GROUP * groups].unflatten(1, (groups, GROUP)).amin(2)
     chosen = minima.topk(min(count, groups), largest=False, sorted=False).indices
-    inside = chosen[:, None] + groups * torch.arange(each)[:, None]
-    rest = torch.arange(each * groups, total).expand(len(values), -1)
+    inside = GROUP * chosen.unsqueeze(2) + torch.arange(GROUP)
+    rest = torch.arange(GROUP * groups, total).expand(len(values), -1)
     columns = torch.cat([inside.flatten(1), rest], dim=1)
     smallest, order = values.gather(1, columns).topk(min(count, total), largest=False)
     return smallest, columns.gather(1, order)
