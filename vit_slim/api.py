@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from vit_slim.errors import UserError, nearest_name
+from vit_slim.errors import UserError
 from vit_slim.scores import SCORES
 from vit_slim.stage import Score, check_stages
 from vit_slim.towers import find_towers
@@ -61,7 +61,6 @@ def slim(
     copies = (copy.deepcopy(score) for _ in stages[1:])
     given: Sequence[Any] = score if isinstance(score, (list, tuple)) else [score, *copies]
     scores: Sequence[Any] = [SCORES.get(one, one) if isinstance(one, str) else one for one in given]
-    what = score if isinstance(score, str) else type(score).__name__
     if not (
         all(isinstance(block, Integral) for block in stages)
         and list(stages) == sorted(set(stages))
@@ -73,9 +72,9 @@ def slim(
         and all(issubclass(one if isinstance(one, type) else type(one), Score) for one in scores)
     ):
         raise UserError(
-            f"blocks is {blocks!r}, keep {keep!r}, operations {operations!r} and score {what}, but there must be rising whole "
-            "numbers, for each one share in (0, 1], such as (0, 4) and (0.5, 0.5), or in place of these shares operations, and "
-            f"for each one score, a Score, its class or {' or '.join(SCORES)}{nearest_name(what, SCORES.keys() - {what})}."
+            f"blocks is {blocks!r}, keep {keep!r}, operations {operations!r} and score {str(score)[:80]!r}, but there must be "
+            "rising whole numbers, for each one share in (0, 1], such as (0, 4) and (0.5, 0.5), or in place of these shares "
+            f"operations, and for each one score, a Score, its class or {' or '.join(SCORES)}."
         )
     towers = find_towers(model, blocks_at, prefix)
     inside = (part for tower in towers for part in (tower.patches, *tower.blocks))

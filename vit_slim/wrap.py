@@ -105,6 +105,8 @@ def prunes(method: Callable) -> Callable:
 
     @wraps(method)  # whose arguments torch.export reads
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if method.__name__ != "forward" and "slimming" not in vars(self):  # of a part of the model
+            return method(self, *args, **kwargs)
         return self.pruned(self, partial(method, self), args, kwargs)
 
     return run
@@ -179,8 +181,7 @@ class Slimming(nn.Module):
             wrap(tower.patches, partial(self.run_stem, number))
             for index, block in enumerate(tower.blocks):
                 wrap(block, partial(self.run_block, number, index))
-            if hasattr(tower.owner, "forward_intermediates"):  # timm's
-                vars(tower.owner)["forward_intermediates"] = refuse_intermediates
+            vars(tower.owner)["forward_intermediates"] = refuse_intermediates  # timm's
 
     @property
     def reads_saliency(self) -> bool:
@@ -231,9 +232,9 @@ class Slimming(nn.Module):
             return output
         except (RuntimeError, ValueError, IndexError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
-            # transformers compares numbers of tokens itself
-            is_theirs = isinstance(error, ValueError)
-            about = "do not match" if is_theirs else "[Ss]hape|[Ss]ize|dimension"
+            # transformers compares numbers of tokens itself, and an assertion may say nothing
+            others = {ValueError: "do not match", AssertionError: ""}
+            about = others.get(type(error), "[Ss]hape|[Ss]ize|dimension")
             if reason != LOST and not (self.batches and search(about, reason)):
                 raise
             raise UserError(
@@ -291,9 +292,13 @@ class Slimming(nn.Module):
         outputs: list[Any] = []  # of the block: tokens, or a tuple that begins with them
         rows, length = tower.swap(tokens).shape[:2] if len(shape) == 3 else (0, 0)
         prefix = int(length) - state.count - state.extra
-        room = prod(state.grid) if tower.prefix is None else 1
+        room = (
+            [tower.prefix]
+            if tower.prefix is not None
+            else range(tower.prefix_count + prod(state.grid))
+        )
         # Some models lay all images one after the other, or those of several convolutions.
-        if prefix - tower.prefix_count not in range(room) or rows != batch.count:
+        if prefix not in room or rows != batch.count:
             raise UserError(
                 f"{type(module).__name__} gets {shape} for a grid of {state.count} patches, but token pruning needs blocks of "
                 f"tokens, (B, L, C), of B images with prefix={tower.prefix} before the patches; choose another backbone, "

@@ -117,8 +117,8 @@ def file_key(path: str) -> tuple[int, int] | str:
 
 def existing_path(folder: Path, name: str) -> str:
     """The path below a folder by a name, or by that in another form of Unicode, as macOS writes it, if there is that one."""
-    forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
-    paths = [str(folder / form) for form in forms]
+    forms = [unicodedata.normalize(form, name) for form in ("NFC", "NFD")]
+    paths = [str(folder / form) for form in (name, *forms)]
     return next(filter(os.path.lexists, paths), paths[0])
 
 
@@ -133,6 +133,7 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
     formats. Links are followed, but to a folder they lie in; one to nowhere is an image, which the reader of pixels names."""
     names: dict[str, str] = {}
     left: list[str] = []
+    ends = tuple(f"/{other}" for other in others or ())
 
     def fail(error: OSError) -> None:
         raise error
@@ -140,9 +141,9 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
     for place, folders, files in os.walk(existing(folder), onerror=fail, followlinks=True):
         folders[:] = [
             name
-            for name in ([] if others is None else folders)
+            for name in folders
             for inner in [Path(place, name)]
-            if not is_hidden(name) and inner.relative_to(folder).as_posix() not in (others or ())
+            if others is not None and not (is_hidden(name) or inner.as_posix().endswith(ends))
             # no link to a folder that it lies in
             if not (inner.is_symlink() and inner.parent.resolve().is_relative_to(inner.resolve()))
         ]

@@ -174,7 +174,8 @@ def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
             "array (height, width, 3), by image.transpose(1, 2, 0), a tensor (3, height, width), by image.permute(2, 0, 1), or "
             f"either (height, width){advice}"
         )
-    if scale.of_image and array.dtype.kind == "f" and 0 <= array.min() <= array.max() <= 1:
+    is_small = array.dtype.kind == "f" and 0 <= array.min() <= array.max() <= 1
+    if is_small and (scale.of_image or scale.low >= 1):  # in no stated range
         array = (array.astype(np.float32) * np.float32(255.999)).astype(np.uint8)
     elif array.dtype != np.uint8:
         if scale.of_image and (array.dtype.kind not in "iu" or array.dtype.itemsize != 2):

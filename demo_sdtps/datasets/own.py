@@ -110,15 +110,16 @@ def read_triplets(
     if place.suffix.lower() == TABLE and place.is_file():
         every = table_triplets(place, *read_table(place), modalities)
         splits = {one.labels.get("split", split) for one in every}
-        if split not in splits or not splits <= {*base.SPLITS}:
+        if not {split} <= splits <= {*base.SPLITS}:
             raise UserError(
-                f"{place} has the splits {', '.join(sorted(splits))}, but needs {split}, and none but {base.SPLITS}; mend it."
+                f"{place} has images of {', '.join(sorted(splits)) or 'no split'}, but needs {split}, and no split but "
+                f"{', '.join(base.SPLITS)}; correct it."
             )
         every = [one for one in every if one.labels.get("split", split) == split]
         by_name = {one.name: one for one in every}
         if left := len({*every}) - len(by_name):
             base.logger.warning(
-                "%s: of lines with one first image the last is read: %d", place, left
+                "%s: %d lines are left out, as a later one has their first image", place, left
             )
         triplets = [by_name[name] for name in sorted(by_name)]
     elif split == base.QUERY:
@@ -163,10 +164,6 @@ def _make_reader(
             camera = order.index(places[name]) if has_cameras else base.UNKNOWN
             sample = base.Sample(one.paths, numbers[identity], camera, scene, name)
             splits[one.labels["split"]].append(sample)
-        for split, members in splits.items():
-            if twice := len(members) - len({sample.paths for sample in members}):
-                text = "%s: %d triplets have the images of another one, and count as well"
-                base.logger.warning(text, split, twice)
         return splits
 
     return base.Reader(

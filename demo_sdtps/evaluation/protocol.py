@@ -202,8 +202,7 @@ def extract_features(
     sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their number.
     TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this process's part
     of so many samples, and the features are those of all of them."""
-    if cases is None:
-        cases = [missing_modalities(cfg.TEST.MISS)]
+    cases = [missing_modalities(cfg.TEST.MISS)] if cases is None else cases
     columns: Mapping[int, slice]
     outputs: Iterator[list[torch.Tensor]]  # of each batch in each case
     if isinstance(model, ExportedModel):
@@ -288,20 +287,26 @@ class TestData:
 
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
-    """The distinct samples of query and gallery; in some data sets both have the same images."""
+    """The distinct samples of query and gallery, which may have the same images. Raises `UserError` for nothing to score."""
     matched = count_matched(cfg, query, gallery)
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
     rows = [np.array([index[sample] for sample in side]) for side in (query, gallery)]
     names = ("identity", "camera", exclude_key(cfg))
     labels = Labels(*(np.array([getattr(each, name) for each in samples]) for name in names))
+    present = present_modalities(samples, cfg.MODEL.MODALITIES)
+    there = names_present(np.asarray(present.any(axis=0)))
+    if cfg.TEST.MISS != "all" and missing_modalities(cfg.TEST.MISS).issuperset(there):
+        raise UserError(
+            f"TEST.MISS is {cfg.TEST.MISS!r}, but the data have {', '.join(there)} alone; leave some of these."
+        )
     return TestData(
         samples,
         torch.from_numpy(rows[0]),
         torch.from_numpy(rows[1]),
         test_loader(cfg, shard_for_rank(samples)),
         matched,
-        present_modalities(samples, cfg.MODEL.MODALITIES),
+        present,
         (labels.select(rows[0]), labels.select(rows[1])),
     )
 
@@ -372,15 +377,10 @@ def exclude_key(cfg: CfgNode) -> str:
 
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. As published, images that it makes zeros count."""
-    there = names_present(np.asarray(data.present.any(axis=0)))
     if cfg.TEST.MISS == "all":  # of two modalities no case leaves nothing at all
-        cases = missing_cases(there)
-    elif (missing := missing_modalities(cfg.TEST.MISS)).issuperset(there):
-        raise UserError(
-            f"TEST.MISS is {cfg.TEST.MISS!r}, but the data have {', '.join(there)} alone; leave some of these."
-        )
+        cases = missing_cases(names_present(np.asarray(data.present.any(axis=0))))
     else:
-        cases = {cfg.TEST.MISS: missing}
+        cases = {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     features, device = extract_cases(cfg, model, data, cases), model_device(model)
     return broadcast_from_main(
         lambda: {

@@ -230,7 +230,7 @@ def open_index(
                 f"The index {place} is of the gallery {other}, not of {gallery}; {REBUILD}."
             )
     if where:
-        create_table(f"memory://{place}", {}, types, width).count_lacking(where)
+        create_table("memory://condition", {}, types, width).count_lacking(where)
     if table and table.labels == types:
         return table
     is_other = rebuild or table is not None

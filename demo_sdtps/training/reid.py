@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.datasets import (
+    OWN_READERS,
     SPLITS,
     Sample,
     check_labelled,
@@ -80,9 +81,14 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
         check_labelled(cfg)
         splits = read_splits(cfg, (*SPLITS, VALIDATION) if cfg.DATASETS.VALIDATION else SPLITS)
         cameras = 1 + max(sample.camera for split in splits.values() for sample in split)
+        names = camera_names(splits["train"])
+        if cfg.DATASETS.NAMES in OWN_READERS:  # all are in the mean for others
+            names = [*filter(None, names)]
+            cameras = len(names)
         set_seed(cfg.SOLVER.SEED)
         classes = len(identity_labels(splits["train"]))
         model = make_model(cfg, classes, cameras)
+        splits = by_trained_cameras(cfg, splits, names, model.backbone.cameras)
         digest = class_digest(cfg, splits["train"])
         origin = f"the weights are those of {run.output / LAST}"
         if run.state is None:  # before the images are read, as there may be no network
@@ -93,10 +99,8 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
                 kind, weights = cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T
                 origin = load_pretrained(model.backbone, kind, weights)
         loader = train_loader(cfg, splits["train"])
-        names = camera_names(splits["train"])
-        tested = by_trained_cameras(cfg, splits, names, model.backbone.cameras)
-        data = {"patterns": make_test_data(cfg, tested["query"], tested["gallery"])}
-        if held_out := tested.get(VALIDATION):
+        data = {"patterns": make_test_data(cfg, splits["query"], splits["gallery"])}
+        if held_out := splits.get(VALIDATION):
             data[VALIDATION] = make_test_data(cfg, held_out, held_out)
         teacher = read_teacher(cfg, model, run.device, digest)
         loss = ReIDLoss(cfg, model.to(run.device), teacher)

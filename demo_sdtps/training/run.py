@@ -101,7 +101,10 @@ class Run:
         if state:
             self.epoch, self.best = state["epoch"], state["best"]
             self.records = state["records"]
-            restore_threads(self.output)
+            # sums come out differently with another number of threads; processes of torchrun divide the cores in any case
+            threads = (read_run(self.output).get("machine") or {}).get("threads") or 0
+            if threads > 0 and world_size() == 1 and not threads_by_user():
+                torch.set_num_threads(threads)
 
     @property
     def is_finished(self) -> bool:
@@ -357,14 +360,6 @@ def record_run(cfg: CfgNode, device: torch.device, epoch: int) -> Iterator[None]
     finally:
         with suppress(UserError):  # on a full disk, which the checkpoint's own error has reported
             write_json(path, record | ended | {"seconds": time.perf_counter() - started})
-
-
-def restore_threads(output: Path) -> None:
-    """Compute with as many threads as the run in `output` started with, unless the user has set their number: sums come out
-    differently with another one. Processes of torchrun divide the cores in any case."""
-    threads = (read_run(output).get("machine") or {}).get("threads") or 0
-    if threads > 0 and world_size() == 1 and not threads_by_user():
-        torch.set_num_threads(threads)
 
 
 def command() -> str:

@@ -106,11 +106,10 @@ def test_folders_are_read_with_what_they_have(tmp_path, modalities):
     }
 
 
-def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_path, caplog):
+def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_path):
     rows = write_incomplete(tmp_path)
-    write_table(tmp_path / "persons.csv", rows + rows[-1:])
+    write_table(tmp_path / "persons.csv", rows)
     splits = read_splits(cfg := configuration(tmp_path / "persons.csv", "CSV"))
-    assert "gallery: 1 triplets have the images of another one" in caplog.text
     others = by_trained_cameras(cfg, splits, ["camera 9", "", "camera 2"], 3)
     names = {sample.camera: sample.camera_name for sample in others["query"]}
     assert names == {0: "camera 9", 2: "camera 2", 3: "camera 5"}
@@ -170,7 +169,7 @@ def test_market_1501s_folders(tmp_path):
         for split, rows in expected.items()
     }
     with pytest.raises(UserError, match="RGB alone"):
-        evaluate_reid(cfg, None, make_test_data(cfg, splits["query"], splits["gallery"]))
+        make_test_data(cfg, splits["query"], splits["gallery"])
 
 
 @pytest.mark.parametrize("is_joint", [True, False], ids=["joint", "separate"])

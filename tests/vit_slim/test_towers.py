@@ -115,7 +115,7 @@ def test_a_model_that_is_slimmed():
         ),
         ({"keep": 0.5, "operations": 1.5}, "operations 1.5"),
         ({"operations": 0.5}, "operations 0.5"),
-        ({"score": "salience"}, "the nearest is 'saliency'"),
+        ({"score": "salience"}, "score 'salience'"),
         ({"blocks_at": "patch_embed"}, "blocks_at is 'patch_embed'"),
     ],
     ids=str,
