@@ -168,7 +168,7 @@ class Counted(Segmenter):
 
     def forward(self, images):
         if self.tower(images).shape[1] != 1 + 16:
-            raise ValueError("Image features and image tokens do not match")
+            raise self.side or ValueError("Image features and image tokens do not match")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +194,7 @@ class Counted(Segmenter):
             {"blocks_at": "tower.blocks", "keep": (0.25,)},
         ),
         (Counted, "do not match", (32, 32), {"blocks_at": "tower.blocks"}),
+        (partial(Counted, AssertionError()), "whole grid", (32, 32), {"blocks_at": "tower.blocks"}),
         (
             partial(timm_model, "test_vit", features_only=True, num_classes=None),
             "features_only",
