@@ -50,7 +50,7 @@ SUMMARY = {
     "slimmed, a third": "slimmed, 33 %",
     "ToMe, two thirds": "ToMe, 66 %",
     "ToMe, half": "ToMe, 50 %",
-    "ToMe, a third": "ToMe, 33 %",
+    "ToMe, a third": "ToMe, 35 %",
     "EViT, two thirds": "EViT, 68 %",
     "EViT, half": "EViT, 52 %",
     "dropped, then merged by ToMe, two thirds": "dropped then merged, 65 %",
