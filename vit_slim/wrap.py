@@ -95,17 +95,16 @@ class Wrapped(nn.Module):
 @cache
 def wrapped_class(dense: Any) -> Any:
     """The class of wrapped modules of a dense class."""
-
-    methods = {name: prunes(getattr(dense, name)) for name in METHODS if hasattr(dense, name)}
+    methods = {name: prunes(name, getattr(dense, name)) for name in METHODS if hasattr(dense, name)}
     return type(dense.__name__, (Wrapped, dense), {"__module__": dense.__module__, **methods})
 
 
-def prunes(method: Callable) -> Callable:
-    """A method of a wrapped module that is `method` of its dense class."""
+def prunes(name: str, method: Callable) -> Callable:
+    """A wrapped module's method `name`, which is `method` of its dense class; of a part of the model, its forward alone."""
 
     @wraps(method)  # whose arguments torch.export reads
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if method.__name__ != "forward" and "slimming" not in vars(self):  # of a part of the model
+        if name != "forward" and "slimming" not in vars(self):
             return method(self, *args, **kwargs)
         return self.pruned(self, partial(method, self), args, kwargs)
 
@@ -181,7 +180,8 @@ class Slimming(nn.Module):
             wrap(tower.patches, partial(self.run_stem, number))
             for index, block in enumerate(tower.blocks):
                 wrap(block, partial(self.run_block, number, index))
-            vars(tower.owner)["forward_intermediates"] = refuse_intermediates  # timm's
+            if hasattr(tower.owner, "forward_intermediates"):  # timm's
+                vars(tower.owner)["forward_intermediates"] = refuse_intermediates
 
     @property
     def reads_saliency(self) -> bool:

@@ -160,10 +160,10 @@ def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
     values: dict[str, object] = {}
     for name, value in content.items():
         full = f"{prefix}{name}"
-        found = flatten(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
-        if twice := values.keys() & found:
+        inner = flatten(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+        if twice := values.keys() & inner:
             raise ValueError(f"{min(twice)} stands twice, in a section and with dots")
-        values |= found
+        values |= inner
     return values
 
 

@@ -109,8 +109,8 @@ def by_trained_cameras(
     if not known or cfg.DATASETS.NAMES not in OWN_READERS:
         return splits
     numbers = {name: number for number, name in enumerate(names) if name}
-    found = {sample.camera_name for members in splits.values() for sample in members} - {""}
-    if others := sorted(found - numbers.keys()):
+    in_files = {sample.camera_name for members in splits.values() for sample in members} - {""}
+    if others := sorted(in_files - numbers.keys()):
         text = "Cameras that the model was not trained on, so that the mean of its own is taken: %s"
         logger.warning(text, ", ".join(others))
     numbers |= {name: number for number, name in enumerate(others, known)} | {"": UNKNOWN}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
-from vit_slim.errors import UserError, nearest_name
-
-__all__ = ["UserError", "check_extra", "is_out_of_memory", "nearest_name"]
+from vit_slim.errors import UserError as UserError
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -25,3 +24,9 @@ def check_extra(what: str, extra: str, packages: Mapping[str, str]) -> None:
         raise UserError(
             f"{what} needs {', '.join(absent)}; install them by pip install -e '.[{extra}]'."
         )
+
+
+def nearest_name(value: object, known: Iterable[object]) -> str:
+    """ "; the nearest is 'X'" for the end of a sentence, or '' where none is near."""
+    near = difflib.get_close_matches(str(value), map(str, known), n=1)
+    return f"; the nearest is {near[0]!r}" if near else ""
